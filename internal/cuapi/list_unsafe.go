@@ -73,3 +73,6 @@ func (l *List) next(id ID, nargs int) *listOp {
 	op.nargs = uint64(nargs)
 	return op
 }
+
+// Word returns the address of a new word that holds v: an attribute's value.
+func Word(v uint64) HostPtr { return HostPtr(&v) }

@@ -24,6 +24,12 @@ var outputs = []output{
 	{"cuapi/table_gen.go", tableFile},
 	{"cuapi/list_gen_unsafe.go", listFile},
 	{"cuapi/intercept_gen_unsafe.go", interceptFile},
+	{"cuload/calls_native_gen_unsafe.go", nativeFile},
+	{"cuload/calls_portable_gen_unsafe.go", portableFile},
+	{"cuload/calls_windows_gen_unsafe.go", windowsFile},
+	{"cuload/tramp_amd64.s", amd64File},
+	{"cuload/tramp_arm64.s", arm64File},
+	{"cuload/testdata/stub.c", stubFile},
 }
 
 func main() {

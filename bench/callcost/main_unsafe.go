@@ -1,0 +1,229 @@
+// Command callcost compares what a driver call costs through purecuda's
+// trampolines, purego's SyscallN and cgo, over a loop in C, on the stub library
+// of internal/cuload: the calls do nothing, so what remains is the crossing.
+//
+//	go run . [-check]
+//
+// It needs cgo and gcc. The ways take turns in every round, and the figures
+// are medians. With -check it fails when a bar of the design is missed.
+package main
+
+/*
+#include <stdint.h>
+#include <stddef.h>
+
+// The prototypes of cuda.h, as a cgo binding that loads the driver at run time
+// would call them.
+typedef struct CUevent_st *CUevent;
+typedef struct CUstream_st *CUstream;
+typedef struct CUfunc_st *CUfunction;
+typedef int (*fn2)(CUevent, CUstream);
+typedef int (*fn4)(void *, unsigned long long, size_t, CUstream);
+typedef int (*fn11)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **);
+
+static fn2 f2;
+static fn4 f4;
+static fn11 f11;
+
+static void bind(uintptr_t a, uintptr_t b, uintptr_t c) { f2 = (fn2)a, f4 = (fn4)b, f11 = (fn11)c; }
+static int call2(CUevent a, CUstream b) { return f2(a, b); }
+static int call4(void *a, unsigned long long b, size_t c, CUstream d) { return f4(a, b, c, d); }
+static int call11(CUfunction a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned f, unsigned g, unsigned h, CUstream i, void **j, void **k) {
+	return f11(a, b, c, d, e, f, g, h, i, j, k);
+}
+static void loop2(int n) { while (n-- > 0) f2(NULL, NULL); }
+static void loop4(void *a, int n) { while (n-- > 0) f4(a, 1, 8, NULL); }
+static void loop11(void **j, int n) { while (n-- > 0) f11(NULL, 1, 1, 1, 1, 1, 1, 0, NULL, j, NULL); }
+*/
+import "C"
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+
+	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/internal/cuload"
+)
+
+// Bars of the design: the overhead over C, as a part of the others'.
+const (
+	barCgo      = 0.8
+	barSyscallN = 0.4
+)
+
+// The ways to call, in the order of the columns.
+var ways = []string{"C", "trampoline", "SyscallN", "cgo"}
+
+// A shape is one argument list, and n calls with it in each way.
+type shape struct {
+	name string
+	run  [4]func(n int)
+}
+
+func main() {
+	check := flag.Bool("check", false, "fail when a bar is missed")
+	stub := flag.String("stub", "../../internal/cuload/testdata/stub.c", "source of the stub library")
+	rounds := flag.Int("rounds", 101, "rounds, of which the medians are taken")
+	calls := flag.Int("calls", 20000, "calls of each way in a round")
+	flag.Parse()
+	ok, err := measure(*stub, *rounds, *calls)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "callcost:", err)
+		os.Exit(2)
+	}
+	if *check && !ok {
+		os.Exit(1)
+	}
+}
+
+// measure prints the table, and tells whether all bars hold.
+func measure(stub string, rounds, calls int) (bool, error) {
+	all, err := shapes(stub)
+	if err != nil {
+		return false, err
+	}
+	ok := true
+	fmt.Println("calls               C  trampoline  SyscallN     cgo  ns/call |  of cgo  of SyscallN | allocations")
+	for _, s := range all {
+		ns := medians(s, rounds, calls)
+		over := func(way int) float64 { return ns[way] - ns[0] }
+		ofCgo, ofSyscallN := over(1)/over(3), over(1)/over(2)
+		allocs := testing.AllocsPerRun(1000, func() { s.run[1](1) })
+		fmt.Printf("%-14s %6.1f  %10.1f  %8.1f  %6.1f          |   %5.2f        %5.2f | %v\n", s.name, ns[0], ns[1], ns[2], ns[3], ofCgo, ofSyscallN, allocs)
+		if ofCgo > barCgo || ofSyscallN > barSyscallN || allocs > 0 {
+			fmt.Printf("  over a bar: at most %v of cgo's overhead, %v of SyscallN's, and no allocation\n", barCgo, barSyscallN)
+			ok = false
+		}
+	}
+	return ok, nil
+}
+
+// medians times the ways in turn and returns ns per call. Each round begins
+// with another way, so that none always follows the same.
+func medians(s shape, rounds, calls int) (ns [4]float64) {
+	var times [4][]float64
+	for r := range rounds {
+		for i := range ways {
+			way := (r + i) % len(ways)
+			start := time.Now()
+			s.run[way](calls)
+			times[way] = append(times[way], float64(time.Since(start).Nanoseconds())/float64(calls))
+		}
+	}
+	for way := range ways {
+		slices.Sort(times[way])
+		ns[way] = times[way][rounds/2]
+	}
+	return ns
+}
+
+// shapes builds the stub library, opens it and prepares the calls.
+func shapes(source string) ([]shape, error) {
+	dir, err := os.MkdirTemp("", "callcost")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "libcuda.so.1")
+	if out, err := exec.Command("gcc", "-O2", "-shared", "-fPIC", "-o", path, source).CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("%w\n%s", err, out)
+	}
+	lib, err := cuload.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	h, err := purego.Dlopen(path, purego.RTLD_NOW)
+	if err != nil {
+		return nil, err
+	}
+	addr := func(name string) uintptr {
+		a, e := purego.Dlsym(h, name)
+		if e != nil {
+			err = e
+		}
+		return a
+	}
+	state := addr("stub_state")
+	record, copied, launch := addr("cuEventRecord"), addr("cuMemcpyDtoHAsync_v2"), addr("cuLaunchKernel")
+	if err != nil {
+		return nil, err
+	}
+	(*[3]uint64)(pointer(state))[2] = 1 // quiet: the calls only return
+	t := lib.Table
+	// Handles and memory of C, in variables as a caller has them.
+	host := pointer(state)
+	params, extra := (*cuapi.HostPtr)(host), (*cuapi.HostPtr)(nil)
+	cParams, cExtra := (*unsafe.Pointer)(host), (*unsafe.Pointer)(nil)
+	var event C.CUevent
+	var stream C.CUstream
+	var function C.CUfunction
+	C.bind(C.uintptr_t(record), C.uintptr_t(copied), C.uintptr_t(launch))
+	return []shape{
+		{"2 arguments", [4]func(int){
+			func(n int) { C.loop2(C.int(n)) },
+			func(n int) {
+				for range n {
+					t.EventRecord(1, 2)
+				}
+			},
+			func(n int) {
+				for range n {
+					purego.SyscallN(record, 1, 2)
+				}
+			},
+			func(n int) {
+				for range n {
+					C.call2(event, stream)
+				}
+			},
+		}},
+		{"4 arguments", [4]func(int){
+			func(n int) { C.loop4(host, C.int(n)) },
+			func(n int) {
+				for range n {
+					t.MemcpyDtoHAsync(cuapi.HostPtr(host), 1, 8, 2)
+				}
+			},
+			func(n int) {
+				for range n {
+					purego.SyscallN(copied, uintptr(host), 1, 8, 2)
+				}
+			},
+			func(n int) {
+				for range n {
+					C.call4(host, 1, 8, stream)
+				}
+			},
+		}},
+		{"11 arguments", [4]func(int){
+			func(n int) { C.loop11(cParams, C.int(n)) },
+			func(n int) {
+				for range n {
+					t.LaunchKernel(1, 1, 1, 1, 1, 1, 1, 0, 2, params, extra)
+				}
+			},
+			func(n int) {
+				for range n {
+					purego.SyscallN(launch, 1, 1, 1, 1, 1, 1, 1, 0, 2, uintptr(unsafe.Pointer(params)), uintptr(unsafe.Pointer(extra)))
+				}
+			},
+			func(n int) {
+				for range n {
+					C.call11(function, 1, 1, 1, 1, 1, 1, 0, stream, cParams, cExtra)
+				}
+			},
+		}},
+	}, nil
+}
+
+// pointer is an address of C as a pointer.
+func pointer(addr uintptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&addr)) }

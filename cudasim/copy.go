@@ -1,0 +1,224 @@
+package cudasim
+
+import (
+	"fmt"
+	"runtime"
+
+	"github.com/purecuda/purecuda/internal/cuapi"
+)
+
+// A place is one end of a copy: a range of a block, or memory that is not
+// pinned.
+type place struct {
+	b    *block
+	addr uint64
+	raw  []byte
+}
+
+func (p place) bytes(n uintptr) []byte {
+	if p.b == nil {
+		return p.raw
+	}
+	return p.b.at(p.addr, n)
+}
+
+// devicePlace resolves an address, of device memory or of pinned memory: they
+// are one address space.
+func (s *Sim) devicePlace(addr cuapi.DevicePtr, n uintptr) (place, cuapi.Result) {
+	b, r := s.span(uint64(addr), n)
+	return place{b: b, addr: uint64(addr)}, r
+}
+
+// hostPlace resolves a host pointer. Memory that is not pinned is a violation:
+// the copy would race with whoever owns it, or be moved by the collector. It
+// is copied all the same.
+func (s *Sim) hostPlace(p cuapi.HostPtr, n uintptr) (place, cuapi.Result) {
+	if b := s.mem.at(hostAddress(p)); b != nil {
+		return s.devicePlace(cuapi.DevicePtr(hostAddress(p)), n)
+	}
+	s.violate(Pageable, fmt.Sprintf("%d bytes at %#x are not pinned memory", n, hostAddress(p)), nil)
+	return place{raw: hostBytes(p, n)}, cuapi.Success
+}
+
+// copy enqueues a copy between two places.
+func (s *Sim) copy(hs cuapi.Stream, dst, src func() (place, cuapi.Result), n uintptr) cuapi.Result {
+	st, r := s.room(hs)
+	if r != cuapi.Success || n == 0 { // a copy of 0 bytes does nothing (measured)
+		return r
+	}
+	d, r := dst()
+	if r != cuapi.Success {
+		return r
+	}
+	f, r := src()
+	if r != cuapi.Success {
+		return r
+	}
+	return s.enqueue(st, op{counted: true, uses: uses(d.b, f.b), run: func() cuapi.Result {
+		s.clock += uint64(n) / 50 // some 50 GB/s
+		copy(d.bytes(n), f.bytes(n))
+		return cuapi.Success
+	}})
+}
+
+// uses lists the blocks whose free an operation forbids. Use behind a free was
+// reported already.
+func uses(blocks ...*block) []*block {
+	out := blocks[:0]
+	for _, b := range blocks {
+		if b != nil && !b.freeing && !b.freed {
+			out = append(out, b)
+		}
+	}
+	return out
+}
+
+func (s *Sim) memcpyHtoDAsync(dst cuapi.DevicePtr, src cuapi.HostPtr, n uintptr, hs cuapi.Stream) cuapi.Result {
+	return s.copy(hs,
+		func() (place, cuapi.Result) { return s.devicePlace(dst, n) },
+		func() (place, cuapi.Result) { return s.hostPlace(src, n) }, n)
+}
+
+func (s *Sim) memcpyDtoHAsync(dst cuapi.HostPtr, src cuapi.DevicePtr, n uintptr, hs cuapi.Stream) cuapi.Result {
+	return s.copy(hs,
+		func() (place, cuapi.Result) { return s.hostPlace(dst, n) },
+		func() (place, cuapi.Result) { return s.devicePlace(src, n) }, n)
+}
+
+func (s *Sim) memcpyAsync(dst, src cuapi.DevicePtr, n uintptr, hs cuapi.Stream) cuapi.Result {
+	return s.copy(hs,
+		func() (place, cuapi.Result) { return s.devicePlace(dst, n) },
+		func() (place, cuapi.Result) { return s.devicePlace(src, n) }, n)
+}
+
+func (s *Sim) memcpyPeerAsync(dst cuapi.DevicePtr, dc cuapi.Context, src cuapi.DevicePtr, sc cuapi.Context, n uintptr, hs cuapi.Stream) cuapi.Result {
+	for _, h := range []cuapi.Context{dc, sc} {
+		ctx, r := s.context(h)
+		if r == cuapi.Success {
+			r = ctx.usable()
+		}
+		if r != cuapi.Success {
+			return r
+		}
+	}
+	return s.memcpyAsync(dst, src, n, hs)
+}
+
+func (s *Sim) memsetD8Async(dst cuapi.DevicePtr, v uint8, n uintptr, hs cuapi.Stream) cuapi.Result {
+	st, r := s.room(hs)
+	if r != cuapi.Success || n == 0 {
+		return r
+	}
+	d, r := s.devicePlace(dst, n)
+	if r != cuapi.Success {
+		return r
+	}
+	return s.enqueue(st, op{counted: true, uses: uses(d.b), run: func() cuapi.Result {
+		fill(d.bytes(n), v)
+		return cuapi.Success
+	}})
+}
+
+// compare are the conditions of cuStreamWaitValue32, by its flags.
+var compare = [...]func(have, want uint32) bool{
+	func(have, want uint32) bool { return int32(have-want) >= 0 }, // GEQ
+	func(have, want uint32) bool { return have == want },          // EQ
+	func(have, want uint32) bool { return have&want != 0 },        // AND
+	func(have, want uint32) bool { return ^(have | want) != 0 },   // NOR
+}
+
+// streamWaitValue32 holds the stream until the word in memory fits. Host
+// writes of the word must be atomic stores; they are noticed at the next
+// driver call, or soon after while a call blocks.
+func (s *Sim) streamWaitValue32(hs cuapi.Stream, addr cuapi.DevicePtr, want, flags uint32) cuapi.Result {
+	st, d, r := s.flagPlace(hs, addr)
+	if r != cuapi.Success {
+		return r
+	}
+	if st.capture == nil && st.ctx.fault == cuapi.Success {
+		s.flags++
+	}
+	fits := compare[flags&3]
+	st.blind = true
+	return s.enqueue(st, op{
+		uses: uses(d.b), holds: true,
+		ready: func() bool { return fits(loadFlag(d.bytes(4)), want) },
+		run:   func() cuapi.Result { s.flags--; return cuapi.Success },
+	})
+}
+
+func (s *Sim) streamWriteValue32(hs cuapi.Stream, addr cuapi.DevicePtr, v, flags uint32) cuapi.Result {
+	st, d, r := s.flagPlace(hs, addr)
+	if r != cuapi.Success {
+		return r
+	}
+	return s.enqueue(st, op{shows: true, uses: uses(d.b), run: func() cuapi.Result {
+		storeFlag(d.bytes(4), v)
+		return cuapi.Success
+	}})
+}
+
+func (s *Sim) flagPlace(hs cuapi.Stream, addr cuapi.DevicePtr) (*stream, place, cuapi.Result) {
+	st, r := s.stream(hs)
+	if r != cuapi.Success {
+		return nil, place{}, r
+	}
+	if addr%4 != 0 {
+		return nil, place{}, cuapi.InvalidValue
+	}
+	d, r := s.devicePlace(addr, 4)
+	return st, d, r
+}
+
+// HostFunc registers a Go function and returns a value to pass to
+// cuLaunchHostFunc in place of a C function pointer. The function runs without
+// the simulator's lock, on the goroutine whose call reaches it.
+func (s *Sim) HostFunc(f func()) uintptr {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := s.newID()
+	s.hostFuncs[h] = f
+	return h
+}
+
+func (s *Sim) launchHostFunc(hs cuapi.Stream, fn, _ uintptr) cuapi.Result {
+	st, r := s.room(hs)
+	if r != cuapi.Success {
+		return r
+	}
+	f := s.hostFuncs[fn]
+	if f == nil {
+		s.violate(NoFunction, fmt.Sprintf("host function %#x was not registered by HostFunc", fn), nil)
+		return cuapi.InvalidValue
+	}
+	return s.enqueue(st, op{counted: true, shows: true, callout: true, run: func() cuapi.Result {
+		if text := s.outside(f); text != "" {
+			s.violate(Panicked, text, nil)
+		}
+		return cuapi.Success
+	}})
+}
+
+// outside runs a host function without the lock, whatever way it ends.
+func (s *Sim) outside(f func()) (text string) {
+	s.mu.Unlock()
+	defer s.mu.Lock()
+	_, text = s.callback(f)
+	return text
+}
+
+// callback runs a user's function with its thread marked, and returns what it
+// panicked with.
+func (s *Sim) callback(f func()) (cause any, text string) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	s.callbacks.enter()
+	defer s.callbacks.leave()
+	defer func() {
+		if cause = recover(); cause != nil {
+			text = fmt.Sprint(cause)
+		}
+	}()
+	f()
+	return nil, ""
+}

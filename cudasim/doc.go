@@ -1,0 +1,58 @@
+// Package cudasim is a simulated CUDA driver: code that uses purecuda runs on
+// it unchanged, on a machine without a GPU, and is watched while it does.
+//
+//	sim := cudasim.New(cudasim.Config{})
+//	sim.Kernel("blur", func(l *cudasim.Launch) {
+//		src, dst := l.Bytes(0), l.Bytes(1)
+//		...
+//	})
+//	drv, err := sim.Driver() // as driver.Open gives it
+//	...
+//	if err := sim.Close(); err != nil { // violations, and what was never freed
+//		t.Fatal(err)
+//	}
+//
+// # Time
+//
+// There is no speed to wait for: an operation runs when it is enqueued, unless
+// its stream is held or waits for one that is. So work is "not ready" only
+// where a test says so: [Sim.Hold] holds a stream as cuStreamWaitValue32 on a
+// flag does on hardware (the call itself is simulated too), and [Sim.Release]
+// lets it go on. Results do not depend on timing.
+//
+// # What blocks
+//
+// Where a real driver blocks, the simulated one does, as docs/driver-facts
+// measured it: cuMemFree, cuMemFreeHost and module loading block while any
+// stream has work pending, and while they do, so do most other calls; the
+// 1,022nd copy or launch into a held stream blocks; many held streams hold the
+// others. Calls whose behaviour was never measured are taken for the worst
+// kind. [Sim.Blocked] counts who blocks, and [Config].NoBlock turns blocking
+// into a violation.
+//
+// # Suspicion
+//
+// The simulator knows every allocation, every handle and every operation that
+// is pending. What a real driver lets pass, or answers with a corruption
+// later, is recorded as a [Violation] with the stacks of both sides: memory
+// freed while the device may use it, use after free, dead handles, mixed
+// contexts, copies from memory that is not pinned, calls from callbacks,
+// queries of captured events. Whether the device may still use memory does not
+// depend on luck: it is decided by order, the order of streams, events and
+// what the host has seen complete, and so also while nothing is held. Handles
+// and device addresses are never reused; fresh memory holds 0xA5, freed memory
+// 0xDB.
+//
+// # Kernels
+//
+// A module is PTX text, of which the declarations are read: entry names and
+// parameters. A kernel's work is a Go function registered under its name. A
+// fault in it, or a panic, loses the context for good, as on hardware.
+//
+// # What is not simulated
+//
+// Per-thread default streams (the handles 0, 1 and 2 all mean the legacy
+// stream), executing graphs, cubin images, managed memory, and the calls of C
+// function pointers: see [Sim.HostFunc]. Host writes to a word that a stream
+// waits on must be atomic stores.
+package cudasim

@@ -1,0 +1,22 @@
+package cudasim
+
+import (
+	"fmt"
+
+	"github.com/purecuda/purecuda/driver"
+	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/internal/wire"
+)
+
+// Driver initializes the simulated driver and returns it as purecuda's, as
+// driver.Open does with a real one.
+func (s *Sim) Driver() (*driver.Driver, error) {
+	if r := s.table.Init(0); r != cuapi.Success {
+		return nil, fmt.Errorf("cudasim: cuInit: %v", r)
+	}
+	d, err := wire.NewDriver(s.table, "simulator")
+	if err != nil {
+		return nil, err
+	}
+	return d.(*driver.Driver), nil
+}

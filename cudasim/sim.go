@@ -1,0 +1,332 @@
+package cudasim
+
+import (
+	"reflect"
+	"sync"
+	"sync/atomic"
+
+	"github.com/purecuda/purecuda/internal/cuapi"
+)
+
+// Config describes the simulated machine. The zero value is one device with
+// 8 GiB of memory and a driver of CUDA 13.0.
+type Config struct {
+	Devices        int    // number of devices; 0 means 1
+	Version        int    // CUDA version, 12040 for 12.4; 0 means 13000. Newer entry points are absent
+	Memory         uint64 // bytes of each device; 0 means 8 GiB. Only touched allocations cost real memory
+	PinnedMemory   uint64 // most bytes of pinned host memory; 0 means no limit
+	NoPools        bool   // the devices have no memory pools
+	HardwareQueues int    // queues that the streams of a device share; 0 means 8
+
+	// NoBlock is for tests that interleave everything on one goroutine: a call
+	// that would block records a violation and returns NotReady instead.
+	NoBlock bool
+}
+
+// streamDepth is how many counted operations a stream takes before the next
+// enqueue blocks (docs/driver-facts: "A full stream blocks").
+const streamDepth = 1021
+
+// A Sim is one simulated driver, with its devices. It is safe for concurrent
+// use. Sims share nothing: handles and addresses of one mean nothing to
+// another.
+type Sim struct {
+	cfg   Config
+	table *cuapi.Table // every call takes the lock
+	steps *cuapi.Table // the same under a lock already held: the steps of a list
+
+	callbacks callbacks // threads inside a user's function, which may not call the driver
+
+	mu     sync.Mutex
+	moved  sync.Cond // broadcast when a blocked call may go on
+	inited bool
+	closed bool
+	cur    frame // the call that holds the lock
+
+	devices  []*device
+	contexts map[cuapi.Context]*context
+	streams  map[cuapi.Stream]*stream
+	events   map[cuapi.Event]*event
+	modules  map[cuapi.Module]*module
+	funcs    map[cuapi.Function]*function
+	graphs   map[cuapi.Graph]*graph
+	pools    map[cuapi.MemPool]*pool
+	threads  map[int]*thread
+	lastID   uintptr // handles are never reused
+	gone     tombstones
+	mem      memory
+
+	active  []*stream // streams with operations pending
+	seq     uint64    // order of all operations
+	clock   uint64    // virtual nanoseconds, for elapsed times
+	faults  int       // contexts whose fault no call has reported yet
+	flags   int       // pending waits on memory values
+	global  int       // captures in global mode
+	polling bool      // the flag poller runs
+
+	stuck   int // callers inside a call that waits for all streams
+	full    int // callers inside an enqueue into a full stream
+	waiting atomic.Int64
+
+	kernels   map[string]func(*Launch)
+	hostFuncs map[uintptr]func()
+
+	violations []Violation
+	lost       []leftover // what a destroyed context took with it
+	tracing    bool
+	trace      []*Call
+	crossings  int
+}
+
+// A frame is what is known about one driver call while it holds the lock.
+type frame struct {
+	id       cuapi.ID
+	crossing int
+	ctx      *context // the current context, for calls that need one
+}
+
+// New returns a simulated driver. cuInit is still to be called, which Driver
+// does.
+func New(cfg Config) *Sim {
+	def(&cfg.Devices, 1)
+	def(&cfg.Version, 13000)
+	def(&cfg.Memory, 8<<30)
+	def(&cfg.HardwareQueues, 8)
+	s := &Sim{
+		cfg:       cfg,
+		contexts:  map[cuapi.Context]*context{},
+		streams:   map[cuapi.Stream]*stream{},
+		events:    map[cuapi.Event]*event{},
+		modules:   map[cuapi.Module]*module{},
+		funcs:     map[cuapi.Function]*function{},
+		graphs:    map[cuapi.Graph]*graph{},
+		pools:     map[cuapi.MemPool]*pool{},
+		threads:   map[int]*thread{},
+		kernels:   map[string]func(*Launch){},
+		hostFuncs: map[uintptr]func(){},
+		lastID:    0x10000,
+	}
+	s.moved.L = &s.mu
+	s.mem.next = deviceBase
+	for i := range cfg.Devices {
+		s.devices = append(s.devices, &device{ordinal: cuapi.Device(i)})
+	}
+	raw := s.raw()
+	for _, e := range cuapi.Entries {
+		if e.Since() > cfg.Version {
+			reflect.ValueOf(raw).Elem().FieldByName(e.Name).SetZero()
+		}
+	}
+	s.steps = cuapi.Intercept(raw, s.call)
+	s.table = cuapi.Intercept(raw, s.cross)
+	s.table.Run = s.runList
+	return s
+}
+
+func def[T comparable](p *T, v T) {
+	var zero T
+	if *p == zero {
+		*p = v
+	}
+}
+
+// Table returns the driver's entry points. Those newer than Config.Version are
+// nil.
+func (s *Sim) Table() *cuapi.Table { return s.table }
+
+// Blocked returns how many callers are inside a driver call that blocks now:
+// a test that must see a call block polls it.
+func (s *Sim) Blocked() int { return int(s.waiting.Load()) }
+
+// cross makes one call in a crossing of its own.
+func (s *Sim) cross(c cuapi.Call, next func() cuapi.Result) cuapi.Result {
+	if s.callbacks.here() {
+		return s.refuseCallback(c)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.crossings++
+	s.cur = frame{crossing: s.crossings}
+	return s.call(c, next)
+}
+
+// runList executes a list: several calls, one crossing.
+func (s *Sim) runList(l *cuapi.List) (int, cuapi.Result) {
+	if s.callbacks.here() {
+		return 0, s.refuseCallback(cuapi.Call{ID: l.ID(0)})
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.crossings++
+	crossing := s.crossings
+	for i := range l.Len() {
+		s.cur = frame{crossing: crossing}
+		if r := s.steps.Step(l, i); r != cuapi.Success {
+			return i, r
+		}
+	}
+	return l.Len(), cuapi.Success
+}
+
+// refuseCallback answers a call made from inside a host function or a kernel
+// (docs/driver-facts: "cuLaunchHostFunc may not call CUDA"). The caller may
+// hold the lock already, further up its stack.
+func (s *Sim) refuseCallback(c cuapi.Call) cuapi.Result {
+	v := Violation{Kind: FromCallback, Call: c.Name(), Text: "a host function or kernel calls the driver"}
+	v.stack = callers()
+	s.callbacks.mu.Lock()
+	defer s.callbacks.mu.Unlock()
+	s.callbacks.seen = append(s.callbacks.seen, v)
+	return cuapi.NotPermitted
+}
+
+// call makes one call under the lock: admits it, traces it, lets it run.
+func (s *Sim) call(c cuapi.Call, next func() cuapi.Result) cuapi.Result {
+	s.cur.id = c.ID
+	var rec *Call
+	if s.tracing {
+		rec = &Call{ID: c.ID, Name: c.Name(), Args: append([]uint64(nil), c.Args[:c.N]...), Crossing: s.cur.crossing}
+		s.trace = append(s.trace, rec)
+	}
+	r := s.admit(&c)
+	if r == cuapi.Success {
+		r = next()
+	}
+	if rec != nil {
+		rec.Result = r
+	}
+	return r
+}
+
+// admit answers what a call meets before it does anything: an uninitialized
+// driver, no current context, a lost one, or a stall.
+func (s *Sim) admit(c *cuapi.Call) cuapi.Result {
+	rule := &rules[c.ID]
+	switch {
+	case s.closed:
+		return cuapi.Deinitialized
+	case !s.inited && !rule.early:
+		return cuapi.NotInitialized
+	case s.cfg.NoPools && rule.pool:
+		return cuapi.NotSupported
+	}
+	if s.faults > 0 && !cuapi.Entries[c.ID].List {
+		s.observeFaults()
+	}
+	if rule.current {
+		ctx, r := s.current()
+		if r != cuapi.Success {
+			return r
+		}
+		s.cur.ctx = ctx
+	}
+	if rule.unsafe && s.global > 0 {
+		if r := s.invalidateCaptures(); r != cuapi.Success {
+			return r
+		}
+	}
+	if s.flags > 0 {
+		s.drain()
+	}
+	if rule.frees {
+		s.suspectCall(c)
+	}
+	if r := s.stall(c.ID); r != cuapi.Success {
+		return r
+	}
+	if s.cur.ctx != nil { // it may have been lost meanwhile
+		return s.cur.ctx.usable()
+	}
+	return cuapi.Success
+}
+
+// stall makes a call wait as the manifest's column says (docs/driver-facts:
+// "Stalls"). What is unmeasured there stalls here.
+func (s *Sim) stall(id cuapi.ID) cuapi.Result {
+	switch cuapi.Entries[id].Block {
+	case cuapi.BlockHeld, cuapi.BlockSetup:
+		return s.wait(&s.stuck, func() bool { return len(s.active) == 0 })
+	case cuapi.BlockLock, cuapi.BlockFull:
+		return s.wait(nil, func() bool { return s.stuck == 0 && (s.full == 0 || !rules[id].behindFull) })
+	}
+	return cuapi.Success
+}
+
+// wait blocks the calling goroutine until the condition holds, counted in n.
+func (s *Sim) wait(n *int, until func() bool) cuapi.Result {
+	if until() {
+		return cuapi.Success
+	}
+	if s.cfg.NoBlock {
+		s.violate(Blocks, "the call would block", nil)
+		return cuapi.NotReady
+	}
+	cur := s.cur
+	if n != nil {
+		*n++
+	}
+	s.waiting.Add(1)
+	for !until() && !s.closed {
+		s.pollFlags()
+		s.moved.Wait()
+	}
+	s.waiting.Add(-1)
+	if n != nil {
+		*n--
+		s.moved.Broadcast()
+	}
+	s.cur = cur
+	if s.closed {
+		return cuapi.Deinitialized
+	}
+	return cuapi.Success
+}
+
+// newID returns a handle that no object had before.
+func (s *Sim) newID() uintptr {
+	s.lastID += 0x10
+	return s.lastID
+}
+
+// A rule is what admit must know of an entry point beyond the manifest.
+type rule struct {
+	early      bool // works before cuInit
+	current    bool // needs a current context (docs/driver-facts: "Threads and contexts")
+	pool       bool // absent without memory pools
+	behindFull bool // blocks while an enqueue is stuck in a full stream (measured for two)
+	frees      bool // ends what its first argument names
+	unsafe     bool // not allowed while a capture in global mode runs (documented)
+}
+
+var rules = func() (t [cuapi.NumEntries]rule) {
+	for _, id := range []cuapi.ID{
+		cuapi.IDInit, cuapi.IDDriverGetVersion, cuapi.IDGetErrorName, cuapi.IDGetErrorString,
+		cuapi.IDGetProcAddress, cuapi.IDGetProcAddressV2, cuapi.IDLogsDumpToMemory,
+	} {
+		t[id].early = true
+	}
+	for _, id := range []cuapi.ID{
+		cuapi.IDEventCreate, cuapi.IDStreamCreate, cuapi.IDStreamCreateWithPriority, // measured
+		cuapi.IDMemAlloc, cuapi.IDMemHostAlloc, cuapi.IDCtxSynchronize, // measured
+		cuapi.IDMemHostRegister, cuapi.IDMemHostGetDevicePointer, cuapi.IDMemGetInfo, // documented
+		cuapi.IDCtxEnablePeerAccess, cuapi.IDCtxDisablePeerAccess, cuapi.IDModuleLoadDataEx, // documented
+	} {
+		t[id].current = true
+	}
+	for id := cuapi.IDMemAllocAsync; id <= cuapi.IDMemPoolGetAccess; id++ {
+		t[id].pool = true
+	}
+	for _, id := range []cuapi.ID{cuapi.IDEventCreate, cuapi.IDMemHostAlloc} {
+		t[id].behindFull = true
+	}
+	for _, id := range []cuapi.ID{cuapi.IDMemFree, cuapi.IDMemFreeHost, cuapi.IDMemHostUnregister, cuapi.IDModuleUnload} {
+		t[id].frees = true
+	}
+	for _, id := range []cuapi.ID{
+		cuapi.IDMemAlloc, cuapi.IDMemFree, cuapi.IDMemHostAlloc, cuapi.IDMemFreeHost,
+		cuapi.IDEventQuery, cuapi.IDEventSynchronize,
+	} {
+		t[id].unsafe = true
+	}
+	return t
+}()

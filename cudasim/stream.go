@@ -1,0 +1,438 @@
+package cudasim
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/purecuda/purecuda/internal/cuapi"
+)
+
+// A stream is a queue of operations that run in order. Legacy streams stand
+// for the handles 0, 1 and 2: one for each context.
+type stream struct {
+	h        cuapi.Stream
+	ctx      *context
+	index    int // order of creation on its device
+	id       uint64
+	flags    uint32
+	priority int32
+	legacy   bool
+
+	before clock  // of other streams, what is before all that is enqueued now
+	newest uint64 // number of the newest operation
+	seen   uint64 // number of the newest operation that the host knows complete
+	blind  bool   // waited on a memory value: order unknown
+
+	q       []op
+	head    int
+	counted int  // pending operations that fill the stream
+	busy    bool // its first operation runs with the lock released
+	capture *capture
+	made    stack
+}
+
+// An op is one operation of a stream. It runs when it is the first of its
+// stream and ready.
+type op struct {
+	seq     uint64
+	id      cuapi.ID
+	ready   func() bool         // nil: always
+	run     func() cuapi.Result // nil: nothing to do; other than Success: the context is lost
+	uses    []*block
+	counted bool  // fills the stream
+	holds   bool  // occupies a hardware queue while it is not ready
+	callout bool  // runs with the lock released
+	shows   bool  // the host may learn of it by other means than a driver call
+	before  clock // for those that show
+	rec     *record
+	gate    *bool // of Hold; other operations that hold wait on a memory value
+	stack   stack
+}
+
+func (st *stream) pending() int { return len(st.q) - st.head }
+
+func (st *stream) first() *op { return &st.q[st.head] }
+
+func (st *stream) pop() {
+	o := st.first()
+	if o.counted {
+		st.counted--
+	}
+	*o = op{}
+	st.head++
+	switch {
+	case st.head == len(st.q):
+		st.q, st.head = st.q[:0], 0
+	case st.head >= 1024 && st.head*2 >= len(st.q):
+		n := copy(st.q, st.q[st.head:])
+		clear(st.q[n:])
+		st.q, st.head = st.q[:n], 0
+	}
+}
+
+// stream returns the living stream of a handle.
+func (s *Sim) stream(h cuapi.Stream) (*stream, cuapi.Result) {
+	if h <= 2 {
+		return s.legacyStream()
+	}
+	st, ok := find(s, s.streams, h, "stream")
+	if !ok {
+		return nil, cuapi.InvalidHandle
+	}
+	return st, st.ctx.usable()
+}
+
+// legacyStream returns the default stream of the current context. The handles
+// 0, 1 and 2 all mean it; per-thread default streams are not simulated.
+func (s *Sim) legacyStream() (*stream, cuapi.Result) {
+	ctx, r := s.current()
+	if r != cuapi.Success {
+		return nil, r
+	}
+	if ctx.legacy == nil {
+		ctx.legacy = s.newStream(ctx, 0, 0)
+		ctx.legacy.legacy = true
+	}
+	return ctx.legacy, cuapi.Success
+}
+
+// room returns the stream when it takes one more counted operation, and
+// blocks until it does (docs/driver-facts: "A full stream blocks").
+func (s *Sim) room(h cuapi.Stream) (*stream, cuapi.Result) {
+	st, r := s.stream(h)
+	if r != cuapi.Success || st.counted < streamDepth {
+		return st, r
+	}
+	if r := s.wait(&s.full, func() bool { return st.counted < streamDepth }); r != cuapi.Success {
+		return nil, r
+	}
+	return s.stream(h)
+}
+
+// enqueue puts an operation into a stream, where it runs at once if nothing
+// holds it.
+func (s *Sim) enqueue(st *stream, o op) cuapi.Result {
+	if st.ctx.fault != cuapi.Success {
+		return cuapi.Success // dropped: the fault is not reported yet (docs/driver-facts: a kernel that stores to address 16)
+	}
+	if st.capture != nil {
+		st.capture.nodes++
+		return cuapi.Success
+	}
+	s.seq++
+	o.seq, o.id = s.seq, s.cur.id
+	s.followLegacy(st)
+	st.newest = o.seq
+	for _, b := range o.uses {
+		s.use(b, tick{st, o.seq, o.id})
+	}
+	if o.shows {
+		o.before = st.before
+	}
+	if o.rec != nil {
+		o.rec.before, o.rec.tick = st.now()
+	}
+	if len(s.active) == 0 && !o.callout && (o.ready == nil || o.ready()) {
+		s.perform(st, &o)
+		return cuapi.Success
+	}
+	o.stack = callers()
+	if o.counted {
+		st.counted++
+	}
+	if st.pending() == 0 {
+		s.active = append(s.active, st)
+	}
+	st.q = append(st.q, o)
+	s.drain()
+	return cuapi.Success
+}
+
+// perform runs one operation and takes the context's loss from it.
+func (s *Sim) perform(st *stream, o *op) {
+	s.clock += 1000
+	if o.rec != nil {
+		o.rec.done, o.rec.at = true, s.clock
+	}
+	if o.shows {
+		s.saw(o.before, tick{st: st, seq: o.seq})
+	}
+	if o.run == nil {
+		return
+	}
+	if code := o.run(); code != cuapi.Success {
+		s.lose(st.ctx, code)
+	}
+}
+
+// drain runs every operation that is ready, in the order of the streams'
+// becoming active, until none is.
+func (s *Sim) drain() {
+	ran := false
+	for again := true; again && len(s.active) > 0; {
+		again = false
+		for _, st := range slices.Clone(s.active) {
+			for st.pending() > 0 && s.runnable(st) {
+				s.step(st)
+				again, ran = true, true
+			}
+		}
+	}
+	if ran {
+		s.moved.Broadcast()
+	}
+}
+
+// step runs the first operation of a stream. A host function leaves the lock,
+// so the stream is marked busy meanwhile.
+func (s *Sim) step(st *stream) {
+	o := *st.first()
+	cur := s.cur
+	s.cur = frame{id: o.id, crossing: cur.crossing}
+	st.busy = true
+	s.perform(st, &o)
+	st.busy = false
+	s.cur = cur
+	if st.pending() == 0 {
+		return // the context was lost, and its queues emptied
+	}
+	st.pop()
+	if st.pending() == 0 {
+		s.idle(st)
+	}
+}
+
+func (s *Sim) idle(st *stream) {
+	s.active = slices.DeleteFunc(s.active, func(a *stream) bool { return a == st })
+}
+
+// runnable tells whether the first operation of a stream may run now.
+func (s *Sim) runnable(st *stream) bool {
+	o := st.first()
+	return !st.busy && (o.ready == nil || o.ready()) && !s.behindLegacy(st, o) && s.hasQueue(st)
+}
+
+// behindLegacy: the legacy stream waits for what came before it in the
+// blocking streams of its context, and they wait for it (documented).
+func (s *Sim) behindLegacy(st *stream, o *op) bool {
+	if st.flags&cuapi.StreamNonBlocking != 0 {
+		return false
+	}
+	for _, a := range s.active {
+		if a != st && a.ctx == st.ctx && (a.legacy || st.legacy) &&
+			a.flags&cuapi.StreamNonBlocking == 0 && a.first().seq < o.seq {
+			return true
+		}
+	}
+	return false
+}
+
+// drop empties the queues of a lost context.
+func (s *Sim) drop(ctx *context) {
+	for _, st := range slices.Clone(s.active) {
+		if st.ctx == ctx {
+			for st.pending() > 0 {
+				if o := st.first(); o.holds && o.gate == nil {
+					s.flags--
+				}
+				st.pop()
+			}
+			s.idle(st)
+		}
+	}
+	s.moved.Broadcast()
+}
+
+// Hold holds a stream: nothing that is enqueued after it runs until Release.
+// It acts as an operation of the stream that completes on Release, as
+// cuStreamWaitValue32 on a flag does on hardware: the stream is not ready
+// meanwhile, and calls that wait for all streams block.
+func (s *Sim) Hold(h uintptr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cur = frame{id: cuapi.IDStreamWaitValue32}
+	st, ok := find(s, s.streams, cuapi.Stream(h), "held stream")
+	if !ok || st.ctx.fault != cuapi.Success {
+		return
+	}
+	gate := new(bool)
+	s.enqueue(st, op{gate: gate, holds: true, ready: func() bool { return *gate }})
+}
+
+// Release undoes every Hold of a stream, also of one destroyed meanwhile, and
+// runs what is ready then.
+func (s *Sim) Release(h uintptr) { s.release(func(st *stream) bool { return st.h == cuapi.Stream(h) }) }
+
+// ReleaseAll releases every stream.
+func (s *Sim) ReleaseAll() { s.release(func(*stream) bool { return true }) }
+
+func (s *Sim) release(match func(*stream) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, st := range s.active {
+		if match(st) {
+			for i := st.head; i < len(st.q); i++ {
+				if g := st.q[i].gate; g != nil {
+					*g = true
+				}
+			}
+		}
+	}
+	s.drain()
+}
+
+// pollFlags starts looking at the memory that streams wait on, since a write
+// of the host is no driver call. It stops when nobody is blocked.
+func (s *Sim) pollFlags() {
+	if s.flags == 0 || s.polling {
+		return
+	}
+	s.polling = true
+	go func() {
+		for {
+			time.Sleep(50 * time.Microsecond)
+			s.mu.Lock()
+			s.drain()
+			if s.flags == 0 || s.closed || s.waiting.Load() == 0 {
+				s.polling = false
+				s.mu.Unlock()
+				return
+			}
+			s.mu.Unlock()
+		}
+	}()
+}
+
+func (s *Sim) newStream(ctx *context, flags uint32, priority int32) *stream {
+	st := &stream{h: cuapi.Stream(s.newID()), ctx: ctx, index: ctx.dev.streams, flags: flags, priority: priority, made: callers()}
+	st.id = uint64(st.h)
+	ctx.dev.streams++
+	s.streams[st.h] = st
+	return st
+}
+
+func (s *Sim) streamCreate(p *cuapi.Stream, flags uint32) cuapi.Result {
+	return s.streamCreateWithPriority(p, flags, 0)
+}
+
+func (s *Sim) streamCreateWithPriority(p *cuapi.Stream, flags uint32, priority int32) cuapi.Result {
+	if flags&^cuapi.StreamNonBlocking != 0 {
+		return cuapi.InvalidValue
+	}
+	*p = s.newStream(s.cur.ctx, flags, max(-5, min(0, priority))).h
+	return cuapi.Success
+}
+
+// streamDestroy returns at once: what is pending completes, the handle is
+// dead (documented).
+func (s *Sim) streamDestroy(h cuapi.Stream) cuapi.Result {
+	if h <= 2 {
+		return cuapi.InvalidHandle
+	}
+	st, r := s.stream(h)
+	if r != cuapi.Success {
+		return r
+	}
+	if st.capture != nil {
+		s.endCapture(st)
+	}
+	before, newest := st.now()
+	st.ctx.departed = st.ctx.departed.with(before...).with(newest)
+	delete(s.streams, h)
+	s.gone.add(uintptr(h))
+	return cuapi.Success
+}
+
+func (s *Sim) streamQuery(h cuapi.Stream) cuapi.Result {
+	st, r := s.stream(h)
+	if r == cuapi.Success {
+		r = s.notCapturing(st)
+	}
+	switch {
+	case r != cuapi.Success:
+		return r
+	case st.pending() > 0:
+		return cuapi.NotReady
+	}
+	s.saw(st.now())
+	return cuapi.Success
+}
+
+func (s *Sim) streamSynchronize(h cuapi.Stream) cuapi.Result {
+	st, r := s.stream(h)
+	if r == cuapi.Success {
+		r = s.notCapturing(st)
+	}
+	if r != cuapi.Success {
+		return r
+	}
+	before, last := st.now()
+	if r := s.wait(nil, func() bool { return st.pending() == 0 || st.first().seq > last.seq }); r != cuapi.Success {
+		return r
+	}
+	s.observeFaults()
+	if r := st.ctx.usable(); r != cuapi.Success {
+		return r
+	}
+	s.saw(before, last)
+	return cuapi.Success
+}
+
+func (s *Sim) ctxSynchronize() cuapi.Result {
+	ctx, last, all := s.cur.ctx, s.seq, s.cur.ctx.departed
+	for _, st := range s.streams {
+		if st.ctx == ctx {
+			before, newest := st.now()
+			all = all.with(before...).with(newest)
+		}
+	}
+	r := s.wait(nil, func() bool {
+		return !slices.ContainsFunc(s.active, func(st *stream) bool { return st.ctx == ctx && st.first().seq <= last })
+	})
+	if r != cuapi.Success {
+		return r
+	}
+	s.observeFaults()
+	if r := ctx.usable(); r != cuapi.Success {
+		return r
+	}
+	for _, t := range all {
+		s.saw(nil, t)
+	}
+	return cuapi.Success
+}
+
+func (s *Sim) streamGetCtx(h cuapi.Stream, p *cuapi.Context) cuapi.Result {
+	st, r := s.stream(h)
+	if r == cuapi.Success {
+		*p = st.ctx.h
+	}
+	return r
+}
+
+func (s *Sim) streamGetFlags(h cuapi.Stream, p *uint32) cuapi.Result {
+	st, r := s.stream(h)
+	if r == cuapi.Success {
+		*p = st.flags
+	}
+	return r
+}
+
+func (s *Sim) streamGetPriority(h cuapi.Stream, p *int32) cuapi.Result {
+	st, r := s.stream(h)
+	if r == cuapi.Success {
+		*p = st.priority
+	}
+	return r
+}
+
+func (s *Sim) streamGetID(h cuapi.Stream, p *uint64) cuapi.Result {
+	st, r := s.stream(h)
+	if r == cuapi.Success {
+		*p = st.id
+	}
+	return r
+}
+
+func (st *stream) String() string { return fmt.Sprintf("stream %#x", st.h) }

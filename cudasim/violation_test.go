@@ -1,0 +1,377 @@
+package cudasim
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/purecuda/purecuda/internal/cuapi"
+)
+
+// Each violation, committed on purpose.
+func TestViolations(t *testing.T) {
+	cases := []struct {
+		name  string
+		kinds []Kind
+		other bool // it names the other side
+		do    func(r *rig)
+	}{
+		{"free of memory that a copy uses", []Kind{FreeInFlight}, true, func(r *rig) {
+			st, dev := r.stream(), r.device(8)
+			r.sim.Hold(uintptr(st))
+			r.ok(r.MemsetD8Async(dev, 0, 8, st))
+			done := r.start(1, func() cuapi.Result { return r.MemFree(dev) })
+			r.sim.ReleaseAll()
+			r.ok(<-done)
+		}},
+		{"free of a pinned block that a copy uses", []Kind{FreeInFlight}, true, func(r *rig) {
+			st, dev := r.stream(), r.device(8)
+			host, _ := r.pinned(8)
+			r.sim.Hold(uintptr(st))
+			r.ok(r.MemcpyDtoHAsync(host, dev, 8, st))
+			done := r.start(1, func() cuapi.Result { return r.MemFreeHost(host) })
+			r.sim.ReleaseAll()
+			r.ok(<-done)
+		}},
+		{"asynchronous free on another stream", []Kind{FreeInFlight}, true, func(r *rig) {
+			st, other, pl := r.stream(), r.stream(), r.pool()
+			var p cuapi.DevicePtr
+			r.ok(r.MemAllocFromPoolAsync(&p, 8, pl, st))
+			r.sim.Hold(uintptr(st))
+			r.ok(r.MemsetD8Async(p, 0, 8, st))
+			r.ok(r.MemFreeAsync(p, other))
+			r.sim.ReleaseAll()
+		}},
+		{"kernel on memory freed meanwhile", []Kind{FreeInFlight}, true, func(r *rig) {
+			_, f := r.function(addPTX, "add")
+			st, other, pl := r.stream(), r.stream(), r.pool()
+			r.sim.Kernel("add", func(*Launch) {})
+			var p cuapi.DevicePtr
+			r.ok(r.MemAllocFromPoolAsync(&p, 8, pl, st))
+			r.sim.Hold(uintptr(st))
+			r.ok(r.launch(f, st, arg(p), arg(uint32(1)), arg(float32(1))))
+			r.ok(r.MemFreeAsync(p, other))
+		}},
+		{"free right behind a copy", []Kind{FreeInFlight}, false, func(r *rig) {
+			st, dev := r.stream(), r.device(8)
+			r.ok(r.MemsetD8Async(dev, 0, 8, st))
+			r.ok(r.MemFree(dev))
+		}},
+		{"free of pinned memory right behind a copy", []Kind{FreeInFlight}, false, func(r *rig) {
+			st, ev, dev := r.stream(), r.event(), r.device(8)
+			host, _ := r.pinned(8)
+			r.ok(r.EventRecord(ev, st))
+			r.ok(r.MemcpyDtoHAsync(host, dev, 8, st))
+			r.ok(r.EventSynchronize(ev)) // recorded before the copy
+			r.ok(r.MemFreeHost(host))
+		}},
+		{"asynchronous free on another stream, nothing held", []Kind{FreeInFlight}, false, func(r *rig) {
+			st, other, pl := r.stream(), r.stream(), r.pool()
+			var p cuapi.DevicePtr
+			r.ok(r.MemAllocFromPoolAsync(&p, 8, pl, st))
+			r.ok(r.MemsetD8Async(p, 0, 8, st))
+			r.ok(r.MemFreeAsync(p, other))
+		}},
+		{"use not ordered behind the allocation, nothing held", []Kind{UseBeforeAlloc}, true, func(r *rig) {
+			st, other, pl := r.stream(), r.stream(), r.pool()
+			var p cuapi.DevicePtr
+			r.ok(r.MemAllocFromPoolAsync(&p, 8, pl, st))
+			r.ok(r.MemsetD8Async(p, 0, 8, other))
+		}},
+		{"module unloaded under a kernel", []Kind{FreeInFlight}, false, func(r *rig) {
+			m, f := r.function(addPTX, "none")
+			r.sim.Kernel("none", func(*Launch) {})
+			r.ok(r.launch(f, r.stream()))
+			r.ok(r.ModuleUnload(m))
+		}},
+		{"copy from freed memory", []Kind{UseAfterFree}, true, func(r *rig) {
+			st, dev := r.stream(), r.device(8)
+			r.ok(r.MemFree(dev))
+			r.want(cuapi.InvalidValue, r.MemsetD8Async(dev, 0, 8, st))
+		}},
+		{"copy into a freed pinned block", []Kind{UseAfterFree}, true, func(r *rig) {
+			st, dev := r.stream(), r.device(8)
+			host, mem := r.pinned(8)
+			r.ok(r.MemFreeHost(host))
+			if mem[0] != freedByte {
+				r.Errorf("freed memory holds %x", mem)
+			}
+			r.want(cuapi.InvalidValue, r.MemcpyDtoHAsync(host, dev, 8, st))
+		}},
+		{"use behind an asynchronous free", []Kind{UseAfterFree}, true, func(r *rig) {
+			st, pl := r.stream(), r.pool()
+			var p cuapi.DevicePtr
+			r.ok(r.MemAllocFromPoolAsync(&p, 8, pl, st))
+			r.sim.Hold(uintptr(st))
+			r.ok(r.MemFreeAsync(p, st))
+			r.ok(r.MemsetD8Async(p, 0, 8, st))
+			r.sim.ReleaseAll()
+		}},
+		{"kernel on freed memory", []Kind{UseAfterFree}, true, func(r *rig) {
+			_, f := r.function(addPTX, "add")
+			st, dev := r.stream(), r.device(8)
+			r.sim.Kernel("add", func(l *Launch) { l.Bytes(0) })
+			r.ok(r.MemFree(dev))
+			r.ok(r.launch(f, st, arg(dev), arg(uint32(1)), arg(float32(1))))
+			r.want(cuapi.IllegalAddress, r.StreamSynchronize(st))
+		}},
+		{"use not ordered behind the allocation", []Kind{UseBeforeAlloc}, true, func(r *rig) {
+			st, other, pl := r.stream(), r.stream(), r.pool()
+			r.sim.Hold(uintptr(st))
+			var p cuapi.DevicePtr
+			r.ok(r.MemAllocFromPoolAsync(&p, 8, pl, st))
+			r.ok(r.MemsetD8Async(p, 0, 8, other))
+		}},
+		{"device memory freed twice", []Kind{DoubleFree}, true, func(r *rig) {
+			dev := r.device(8)
+			r.ok(r.MemFree(dev))
+			r.want(cuapi.InvalidValue, r.MemFree(dev))
+		}},
+		{"pinned memory freed twice", []Kind{DoubleFree}, true, func(r *rig) {
+			host, _ := r.pinned(8)
+			r.ok(r.MemFreeHost(host))
+			r.want(cuapi.InvalidValue, r.MemFreeHost(host))
+		}},
+		{"pool memory freed twice", []Kind{DoubleFree}, true, func(r *rig) {
+			st, pl := r.stream(), r.pool()
+			var p cuapi.DevicePtr
+			r.ok(r.MemAllocFromPoolAsync(&p, 8, pl, st))
+			r.ok(r.MemFreeAsync(p, st))
+			r.want(cuapi.InvalidValue, r.MemFreeAsync(p, st))
+		}},
+		{"free inside an allocation", []Kind{BadFree}, false, func(r *rig) {
+			r.want(cuapi.InvalidValue, r.MemFree(r.device(8)+4))
+		}},
+		{"asynchronous free of other memory", []Kind{BadFree}, false, func(r *rig) {
+			r.want(cuapi.InvalidValue, r.MemFreeAsync(r.device(8), r.stream()))
+		}},
+		{"event destroyed twice", []Kind{DeadHandle}, true, func(r *rig) {
+			ev := r.event()
+			r.ok(r.EventDestroy(ev))
+			r.want(cuapi.InvalidHandle, r.EventDestroy(ev))
+		}},
+		{"destroyed handles", []Kind{DeadHandle, DeadHandle, DeadHandle, DeadHandle, DeadHandle}, true, func(r *rig) {
+			st, ev, pl := r.stream(), r.event(), r.pool()
+			m, f := r.function(addPTX, "none")
+			r.ok(r.StreamDestroy(st))
+			r.ok(r.ModuleUnload(m))
+			r.ok(r.MemPoolDestroy(pl))
+			r.want(cuapi.InvalidHandle, r.EventRecord(ev, st))
+			r.want(cuapi.InvalidHandle, r.launch(f, r.stream()))
+			r.want(cuapi.InvalidHandle, r.ModuleUnload(m))
+			r.want(cuapi.InvalidValue, r.MemPoolTrimTo(pl, 0))
+			r.ok(r.DevicePrimaryCtxRelease(0))
+			r.want(cuapi.InvalidContext, r.CtxSetCurrent(r.ctx))
+			r.want(cuapi.ContextIsDestroyed, r.EventCreate(&ev, 0))
+		}},
+		{"no handle at all", []Kind{DeadHandle}, false, func(r *rig) {
+			r.want(cuapi.InvalidHandle, r.EventQuery(12345))
+		}},
+		{"event of another context", []Kind{WrongContext}, true, func(r *rig) {
+			ev := r.event()
+			var other cuapi.Context
+			r.ok(r.DevicePrimaryCtxRetain(&other, 1))
+			r.ok(r.CtxPushCurrent(other))
+			r.want(cuapi.InvalidHandle, r.EventRecord(ev, r.stream()))
+		}},
+		{"kernel of another context", []Kind{WrongContext}, true, func(r *rig) {
+			_, f := r.function(addPTX, "none")
+			var other cuapi.Context
+			r.ok(r.DevicePrimaryCtxRetain(&other, 1))
+			r.ok(r.CtxPushCurrent(other))
+			r.want(cuapi.InvalidHandle, r.launch(f, r.stream()))
+		}},
+		{"driver call from a host function", []Kind{FromCallback}, false, func(r *rig) {
+			st, ev := r.stream(), r.event()
+			r.ok(r.LaunchHostFunc(st, r.sim.HostFunc(func() { r.want(cuapi.NotPermitted, r.EventQuery(ev)) }), 0))
+		}},
+		{"driver call from a kernel", []Kind{FromCallback}, false, func(r *rig) {
+			st, ev := r.stream(), r.event()
+			_, f := r.function(addPTX, "none")
+			r.sim.Kernel("none", func(*Launch) { r.want(cuapi.NotPermitted, r.EventQuery(ev)) })
+			r.ok(r.launch(f, st))
+		}},
+		{"captured event queried", []Kind{Captured}, true, func(r *rig) {
+			st, ev := r.stream(), r.event()
+			r.ok(r.StreamBeginCapture(st, cuapi.CaptureModeRelaxed))
+			r.ok(r.EventRecord(ev, st))
+			mode := int32(cuapi.CaptureModeRelaxed)
+			r.ok(r.ThreadExchangeStreamCaptureMode(&mode))
+			r.want(cuapi.CapturedEvent, r.EventQuery(ev))
+		}},
+		{"capturing stream synchronized", []Kind{Captured}, false, func(r *rig) {
+			st := r.stream()
+			r.ok(r.StreamBeginCapture(st, cuapi.CaptureModeRelaxed))
+			r.want(cuapi.StreamCaptureUnsupported, r.StreamSynchronize(st))
+		}},
+		{"copy from ordinary memory", []Kind{Pageable}, false, func(r *rig) {
+			st, dev := r.stream(), r.device(8)
+			r.ok(r.MemcpyHtoDAsync(dev, arg(uint64(7)), 8, st))
+		}},
+		{"kernel without a Go function", []Kind{NoFunction}, false, func(r *rig) {
+			_, f := r.function(addPTX, "none")
+			r.want(cuapi.NotSupported, r.launch(f, r.stream()))
+		}},
+		{"unknown host function", []Kind{NoFunction}, false, func(r *rig) {
+			r.want(cuapi.InvalidValue, r.LaunchHostFunc(r.stream(), 0x4242, 0))
+		}},
+		{"kernel panics", []Kind{Panicked}, false, func(r *rig) {
+			st := r.stream()
+			_, f := r.function(addPTX, "none")
+			r.sim.Kernel("none", func(l *Launch) { l.U32(0) })
+			r.ok(r.launch(f, st))
+			r.want(cuapi.LaunchFailed, r.StreamSynchronize(st))
+		}},
+		{"context released too often", []Kind{Misuse}, false, func(r *rig) {
+			r.ok(r.DevicePrimaryCtxRelease(0))
+			r.want(cuapi.InvalidContext, r.DevicePrimaryCtxRelease(0))
+		}},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t, Config{Devices: 2})
+			c.do(r)
+			if got := r.kinds(); !slices.Equal(got, c.kinds) {
+				t.Fatalf("violations %v, want %v: %v", got, c.kinds, r.sim.Violations())
+			}
+			for _, v := range r.sim.Violations() {
+				if !strings.Contains(v.Stack(), "violation_test.go") && !strings.Contains(v.Stack(), "stall_test.go") {
+					t.Errorf("%v: the stack does not reach the test:\n%s", v, v.Stack())
+				}
+				if got := v.Other() != ""; got != c.other {
+					t.Errorf("%v: other side %q", v, v.Other())
+				}
+			}
+			if r.sim.Close() == nil {
+				t.Error("Close does not report it")
+			}
+		})
+	}
+}
+
+// What orders a use and a free on two streams.
+func TestOrderedFrees(t *testing.T) {
+	cases := map[string]func(r *rig, from, to cuapi.Stream){
+		"an event": func(r *rig, from, to cuapi.Stream) {
+			ev := r.event()
+			r.ok(r.EventRecord(ev, from))
+			r.ok(r.StreamWaitEvent(to, ev, 0))
+		},
+		"a chain of events": func(r *rig, from, to cuapi.Stream) {
+			a, b, middle := r.event(), r.event(), r.stream()
+			r.ok(r.EventRecord(a, from))
+			r.ok(r.StreamWaitEvent(middle, a, 0))
+			r.ok(r.EventRecord(b, middle))
+			r.ok(r.StreamWaitEvent(to, b, 0))
+		},
+		"an event query": func(r *rig, from, to cuapi.Stream) {
+			ev := r.event()
+			r.ok(r.EventRecord(ev, from))
+			r.ok(r.EventQuery(ev))
+		},
+		"an event synchronized": func(r *rig, from, to cuapi.Stream) {
+			ev := r.event()
+			r.ok(r.EventRecord(ev, from))
+			r.ok(r.EventSynchronize(ev))
+		},
+		"a stream query":        func(r *rig, from, to cuapi.Stream) { r.ok(r.StreamQuery(from)) },
+		"a stream synchronized": func(r *rig, from, to cuapi.Stream) { r.ok(r.StreamSynchronize(from)) },
+		"the context synchronized": func(r *rig, from, to cuapi.Stream) {
+			r.ok(r.StreamDestroy(from))
+			r.ok(r.CtxSynchronize())
+		},
+		"a host function": func(r *rig, from, to cuapi.Stream) {
+			r.ok(r.LaunchHostFunc(from, r.sim.HostFunc(func() {}), 0))
+		},
+		"a word that the host reads": func(r *rig, from, to cuapi.Stream) {
+			flag, _ := r.pinned(4)
+			r.ok(r.StreamWriteValue32(from, cuapi.DevicePtr(hostAddress(flag)), 1, 0))
+		},
+		"a word that a stream waits for": func(r *rig, from, to cuapi.Stream) {
+			flag, _ := r.pinned(4)
+			r.ok(r.StreamWaitValue32(to, cuapi.DevicePtr(hostAddress(flag)), 0xA5A5A5A5, cuapi.StreamWaitValueEQ))
+		},
+	}
+	for name, order := range cases {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, Config{})
+			from, to, pl := r.stream(), r.stream(), r.pool()
+			var p cuapi.DevicePtr
+			r.ok(r.MemAllocFromPoolAsync(&p, 8, pl, from))
+			r.ok(r.MemsetD8Async(p, 0, 8, from))
+			order(r, from, to)
+			r.ok(r.MemsetD8Async(p, 1, 8, to))
+			r.ok(r.MemFreeAsync(p, to))
+			r.clean()
+		})
+	}
+}
+
+func TestCloseReportsWhatIsLeft(t *testing.T) {
+	r := newRig(t, Config{})
+	if err := func() error {
+		s := New(Config{})
+		_, err := s.Driver()
+		return errors.Join(err, s.Close())
+	}(); err != nil {
+		t.Errorf("nothing was made: %v", err)
+	}
+	r.stream()
+	r.event()
+	r.device(8)
+	r.pinned(8)
+	r.pool()
+	r.function(addPTX, "none")
+	var e *CloseError
+	if !errors.As(r.sim.Close(), &e) {
+		t.Fatal("no CloseError")
+	}
+	for _, want := range []string{"primary context of device 0", "stream", "event", "device memory", "pinned memory", "memory pool", "module"} {
+		i := slices.IndexFunc(e.Left, func(l string) bool { return strings.HasPrefix(l, want) })
+		if i < 0 {
+			t.Errorf("no %s in %q", want, e.Left)
+		} else if !strings.Contains(e.Left[i], "_test.go:") {
+			t.Errorf("no creation stack: %s", e.Left[i])
+		}
+	}
+	if len(e.Left) != 7 || len(e.Violations) != 0 || !strings.Contains(e.Error(), "7 things left alive") {
+		t.Errorf("%v", e)
+	}
+}
+
+func TestLastReleaseDestroysWhatIsLeft(t *testing.T) {
+	r := newRig(t, Config{})
+	ev := r.event()
+	var again cuapi.Context
+	r.ok(r.DevicePrimaryCtxRetain(&again, 0))
+	if again != r.ctx {
+		t.Error("two handles of one primary context")
+	}
+	r.ok(r.DevicePrimaryCtxRelease(0))
+	r.ok(r.EventQuery(ev))
+	r.ok(r.DevicePrimaryCtxRelease(0))
+	r.want(cuapi.InvalidHandle, r.EventQuery(ev))
+	var e *CloseError
+	if !errors.As(r.sim.Close(), &e) || !strings.Contains(strings.Join(e.Left, ""), "destroyed with its context") {
+		t.Errorf("%v", e)
+	}
+}
+
+func TestCleanClose(t *testing.T) {
+	r := newRig(t, Config{})
+	st, ev, dev, pl := r.stream(), r.event(), r.device(8), r.pool()
+	host, _ := r.pinned(8)
+	m, _ := r.function(addPTX, "add")
+	r.ok(r.EventRecord(ev, st))
+	r.ok(r.StreamDestroy(st))
+	r.ok(r.EventDestroy(ev))
+	r.ok(r.MemFree(dev))
+	r.ok(r.MemFreeHost(host))
+	r.ok(r.ModuleUnload(m))
+	r.ok(r.MemPoolDestroy(pl))
+	r.ok(r.DevicePrimaryCtxRelease(0))
+	if err := r.sim.Close(); err != nil {
+		t.Error(err)
+	}
+}

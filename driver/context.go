@@ -1,0 +1,262 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+
+	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/internal/wire"
+)
+
+// Context is a device's primary context, retained, with what all its users
+// share: the latch of its loss, the pools and the completion watcher. Each
+// call of [Device.Primary] for one device returns the same Context.
+type Context struct {
+	core *wire.Context
+	dev  *Device
+
+	made    chan struct{} // closed when Primary is through
+	makeErr error
+	gone    chan struct{} // closed when Shutdown is through
+	lost    chan struct{}
+
+	mu    sync.Mutex
+	users int // calls of Primary less calls of Shutdown
+	pins  int // runtimes and what they left behind
+	ended bool
+}
+
+// Primary retains the device's primary context (cuDevicePrimaryCtxRetain) and
+// measures whether this driver's calls need it current. Each call is paired
+// with one of [Context.Shutdown]. It is set-up: it may wait for the driver.
+func (d *Device) Primary() (*Context, error) {
+	drv := d.drv
+	drv.mu.Lock()
+	c := drv.contexts[d.handle]
+	first := c == nil
+	if first {
+		c = &Context{dev: d, made: make(chan struct{}), gone: make(chan struct{}), lost: make(chan struct{})}
+		drv.contexts[d.handle] = c
+	}
+	drv.mu.Unlock()
+	if first {
+		c.makeErr = c.retain()
+		if c.makeErr != nil {
+			c.forget()
+		}
+		close(c.made)
+	}
+	<-c.made
+	if c.makeErr != nil {
+		return nil, c.makeErr
+	}
+	c.mu.Lock()
+	ended := c.ended
+	if !ended {
+		c.users++
+	}
+	c.mu.Unlock()
+	if ended { // being shut down: what follows is a new one
+		<-c.gone
+		return d.Primary()
+	}
+	return c, nil
+}
+
+func (c *Context) retain() error {
+	t := c.dev.drv.table
+	c.core = &wire.Context{
+		Owner: c, Table: t, Device: c.dev.handle, Pools: c.dev.MemoryPools(),
+		Current: c.current, Fail: c.fail, Retain: c.pin, Release: c.unpin,
+	}
+	if r := t.DevicePrimaryCtxRetain(&c.core.Raw, c.dev.handle); r != cuapi.Success {
+		return newError(t, cuapi.IDDevicePrimaryCtxRetain, r, fmt.Sprintf("device %d", c.dev.ordinal))
+	}
+	need, err := c.probe()
+	if err != nil {
+		t.DevicePrimaryCtxRelease(c.dev.handle)
+		return err
+	}
+	if need {
+		c.core.Table = bracketed(t, c.current)
+	}
+	return nil
+}
+
+func (c *Context) forget() {
+	drv := c.dev.drv
+	drv.mu.Lock()
+	if drv.contexts[c.dev.handle] == c {
+		delete(drv.contexts, c.dev.handle)
+	}
+	drv.mu.Unlock()
+}
+
+// Device returns the context's device.
+func (c *Context) Device() *Device { return c.dev }
+
+// Err returns the first cause of the context's loss, or nil. A lost context
+// fails every call for the life of the process.
+func (c *Context) Err() error { return c.core.Lost() }
+
+// Lost returns a channel that is closed when the context is lost.
+func (c *Context) Lost() <-chan struct{} { return c.lost }
+
+// Supports returns nil if the driver has the entry point, see [Driver.Supports].
+func (c *Context) Supports(name string) error { return c.dev.drv.Supports(name) }
+
+// Shutdown ends one use of the context. The last one frees its pools and
+// releases it (cuDevicePrimaryCtxRelease), which may stall every driver call
+// of the process until pending work is done; it does so on a goroutine of its
+// own, so that the end of ctx ends the wait and not the shutdown.
+//
+// While runtimes still use the context, or publications that pin them, the
+// last Shutdown is refused with an error that matches [ErrBusy], and may be
+// tried again. Where owners were retained because the device may still touch
+// their memory, the context stays retained and the error says so.
+func (c *Context) Shutdown(ctx context.Context) error {
+	c.mu.Lock()
+	switch {
+	case c.ended:
+		c.mu.Unlock()
+		return nil
+	case c.users > 1:
+		c.users--
+		c.mu.Unlock()
+		return nil
+	case c.pins > 0:
+		n := c.pins
+		c.mu.Unlock()
+		return fmt.Errorf("driver: context of device %d: %d runtimes are open or pinned: %w", c.dev.ordinal, n, ErrBusy)
+	}
+	c.users, c.ended = 0, true
+	c.mu.Unlock()
+
+	done := make(chan error, 1)
+	go func() { done <- c.release() }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (c *Context) release() error {
+	defer close(c.gone)
+	defer c.forget()
+	var errs []error
+	for _, f := range c.core.Closers() {
+		errs = append(errs, f())
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("driver: context of device %d stays retained: %w", c.dev.ordinal, err)
+	}
+	t := c.dev.drv.table
+	if r := t.DevicePrimaryCtxRelease(c.dev.handle); r != cuapi.Success {
+		return newError(t, cuapi.IDDevicePrimaryCtxRelease, r, "")
+	}
+	return nil
+}
+
+func (c *Context) pin() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return fmt.Errorf("driver: context of device %d: %w", c.dev.ordinal, ErrClosed)
+	}
+	c.pins++
+	return nil
+}
+
+func (c *Context) unpin() {
+	c.mu.Lock()
+	c.pins--
+	c.mu.Unlock()
+}
+
+func (c *Context) fail(op cuapi.ID, r cuapi.Result, detail string) error {
+	e := newError(c.dev.drv.table, op, r, detail)
+	if r.Sticky() && c.core.Lose(e) {
+		close(c.lost)
+	}
+	return e
+}
+
+// current runs f with this context current on a thread that it keeps for so
+// long, and restores what was current before.
+func (c *Context) current(f func() cuapi.Result) cuapi.Result {
+	t := c.dev.drv.table
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if r := t.CtxPushCurrent(c.core.Raw); r != cuapi.Success {
+		return r
+	}
+	defer func() {
+		if r := t.CtxPopCurrent(new(cuapi.Context)); r.Sticky() {
+			c.fail(cuapi.IDCtxPopCurrent, r, "")
+		}
+	}()
+	return f()
+}
+
+// probe tells whether calls on handles need the context current, which the
+// reference allows and no measured driver does. It asks on a thread without a
+// current context, with handles of its own.
+func (c *Context) probe() (need bool, err error) {
+	t := c.dev.drv.table
+	stream, event, before := new(cuapi.Stream), new(cuapi.Event), new(cuapi.Context)
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		done <- func() error {
+			if r := c.current(func() cuapi.Result { return t.StreamCreate(stream, cuapi.StreamNonBlocking) }); r != cuapi.Success {
+				return c.fail(cuapi.IDStreamCreate, r, "")
+			}
+			if r := c.current(func() cuapi.Result { return t.EventCreate(event, cuapi.EventDisableTiming) }); r != cuapi.Success {
+				c.current(func() cuapi.Result { return t.StreamDestroy(*stream) })
+				return c.fail(cuapi.IDEventCreate, r, "")
+			}
+			if t.CtxGetCurrent(before); *before != 0 {
+				t.CtxSetCurrent(0)
+				defer t.CtxSetCurrent(*before)
+			}
+			calls := []func() cuapi.Result{
+				func() cuapi.Result { return t.EventRecord(*event, *stream) },
+				func() cuapi.Result { return t.EventQuery(*event) },
+				func() cuapi.Result { return t.EventSynchronize(*event) },
+				func() cuapi.Result { return t.StreamWaitEvent(*stream, *event, 0) },
+				func() cuapi.Result { return t.StreamQuery(*stream) },
+			}
+			for _, call := range calls {
+				need = need || call() == cuapi.InvalidContext
+			}
+			c.current(func() cuapi.Result { return t.EventDestroy(*event) })
+			c.current(func() cuapi.Result { return t.StreamDestroy(*stream) })
+			return nil
+		}()
+	}()
+	err = <-done
+	return need, err
+}
+
+// bracketed makes every call that works on a context's things with the context
+// current: the fallback for a driver on which probe found that they need it.
+func bracketed(t *cuapi.Table, current func(func() cuapi.Result) cuapi.Result) *cuapi.Table {
+	free := map[cuapi.ID]bool{
+		cuapi.IDInit: true, cuapi.IDDriverGetVersion: true, cuapi.IDGetErrorName: true, cuapi.IDGetErrorString: true,
+		cuapi.IDGetProcAddress: true, cuapi.IDGetProcAddressV2: true, cuapi.IDDeviceGet: true, cuapi.IDDeviceGetCount: true,
+		cuapi.IDCtxGetCurrent: true, cuapi.IDCtxSetCurrent: true, cuapi.IDCtxPushCurrent: true, cuapi.IDCtxPopCurrent: true,
+		cuapi.IDDevicePrimaryCtxRetain: true, cuapi.IDDevicePrimaryCtxRelease: true, cuapi.IDDevicePrimaryCtxGetState: true,
+	}
+	return cuapi.Intercept(t, func(c cuapi.Call, next func() cuapi.Result) cuapi.Result {
+		if free[c.ID] {
+			return next()
+		}
+		return current(next)
+	})
+}

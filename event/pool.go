@@ -1,0 +1,117 @@
+// Package event keeps the driver's events: a pool for each context, so that in
+// steady state no event is created or destroyed. Events come without timing,
+// the kind that is fastest to query and wait for (CU_EVENT_DISABLE_TIMING).
+//
+// Its functions take what only this module's packages have: programs meet
+// events as the frontiers of package publish.
+package event
+
+import (
+	"errors"
+	"sync"
+
+	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/internal/wire"
+)
+
+// Pool holds the idle events of one context. An event is put back only once
+// its completion was observed and no query of it is under way.
+type Pool struct {
+	core *wire.Context
+
+	mu    sync.Mutex
+	idle  []cuapi.Event
+	made  int
+	taken int
+}
+
+type key struct{}
+
+// PoolOf returns the context's event pool.
+func PoolOf(core *wire.Context) *Pool {
+	return core.Shared(key{}, func() any {
+		p := &Pool{core: core}
+		core.OnShutdown(p.destroy)
+		return p
+	}).(*Pool)
+}
+
+// Get takes an idle event, or creates one (cuEventCreate), which returns at
+// once unless the process is stalled.
+func (p *Pool) Get() (cuapi.Event, error) {
+	p.mu.Lock()
+	if n := len(p.idle); n > 0 {
+		e := p.idle[n-1]
+		p.idle = p.idle[:n-1]
+		p.taken++
+		p.mu.Unlock()
+		return e, nil
+	}
+	p.mu.Unlock()
+	e := new(cuapi.Event)
+	if r := p.core.Current(func() cuapi.Result { return p.core.Table.EventCreate(e, cuapi.EventDisableTiming) }); r != cuapi.Success {
+		return 0, p.core.Fail(cuapi.IDEventCreate, r, "")
+	}
+	p.mu.Lock()
+	p.made++
+	p.taken++
+	p.mu.Unlock()
+	return *e, nil
+}
+
+// Put gives an event back.
+func (p *Pool) Put(e cuapi.Event) {
+	p.mu.Lock()
+	p.taken--
+	p.idle = append(p.idle, e)
+	p.mu.Unlock()
+}
+
+// Reserve makes the pool hold at least n idle events.
+func (p *Pool) Reserve(n int) error {
+	var got []cuapi.Event
+	var err error
+	for range n {
+		var e cuapi.Event
+		if e, err = p.Get(); err != nil {
+			break
+		}
+		got = append(got, e)
+	}
+	for _, e := range got {
+		p.Put(e)
+	}
+	return err
+}
+
+// Stats are the pool's counters.
+type Stats struct {
+	Created int // by the driver, ever
+	Idle    int
+	InUse   int
+}
+
+// Stats returns the counters at this instant.
+func (p *Pool) Stats() Stats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return Stats{Created: p.made, Idle: len(p.idle), InUse: p.taken}
+}
+
+// destroy ends the idle events. Those still in use stay, with their context.
+func (p *Pool) destroy() error {
+	p.mu.Lock()
+	idle := p.idle
+	p.idle = nil
+	p.mu.Unlock()
+	if p.core.Lost() != nil {
+		return nil // they end with the context
+	}
+	var errs []error
+	for _, e := range idle {
+		if r := p.core.Table.EventDestroy(e); r != cuapi.Success {
+			errs = append(errs, p.core.Fail(cuapi.IDEventDestroy, r, ""))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,127 @@
+// Package watch is the completion watcher: one goroutine looks at all that is
+// waited for, so that ten thousand waits cost one thread. It runs only while
+// something is watched, and an idle process has none.
+package watch
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// A Source is something that completes without telling. Poll makes one look,
+// which never waits, and tells whether there was progress and whether there
+// is more to look for.
+type Source interface {
+	Poll() (progress, more bool)
+}
+
+// Watcher polls its sources. The zero Watcher is ready for use.
+type Watcher struct {
+	mu      sync.Mutex
+	sources map[Source]bool // true: added again since its last look
+	running atomic.Bool
+	nudged  atomic.Bool
+}
+
+// Back-off between rounds without progress: the first rounds only yield, then
+// sleeps double from first to last.
+const (
+	yields = 64
+	first  = 20 * time.Microsecond
+	last   = time.Millisecond
+)
+
+// Add watches s until a look at it finds nothing more. A source that is
+// watched already is looked at once more at least.
+func (w *Watcher) Add(s Source) {
+	w.mu.Lock()
+	if w.sources == nil {
+		w.sources = map[Source]bool{}
+	}
+	w.sources[s] = true
+	w.mu.Unlock()
+	w.Wake()
+}
+
+// Wake makes the watcher look now if it is asleep for long, and starts it if
+// it is not running. It touches no channel, timer or lock that a goroutine of
+// the program may hold, so that a cleanup may call it.
+func (w *Watcher) Wake() {
+	w.nudged.Store(true)
+	if w.running.CompareAndSwap(false, true) {
+		go w.run()
+	}
+}
+
+func (w *Watcher) run() {
+	idle := 0
+	for {
+		w.nudged.Store(false)
+		progress, more := w.round()
+		if !more {
+			w.running.Store(false)
+			// What was added between the round and now found us running.
+			if !w.nudged.Load() && w.empty() || !w.running.CompareAndSwap(false, true) {
+				return
+			}
+			continue
+		}
+		switch {
+		case progress || w.nudged.Load():
+			idle = 0
+		case idle < yields:
+			idle++
+			runtime.Gosched()
+		default:
+			time.Sleep(min(last, first<<min(idle-yields, 10)))
+			idle++
+		}
+	}
+}
+
+func (w *Watcher) round() (progress, more bool) {
+	w.mu.Lock()
+	list := make([]Source, 0, len(w.sources))
+	for s := range w.sources {
+		w.sources[s] = false
+		list = append(list, s)
+	}
+	w.mu.Unlock()
+	for _, s := range list {
+		p, m := s.Poll()
+		progress = progress || p
+		if m {
+			more = true
+			continue
+		}
+		w.mu.Lock()
+		if w.sources[s] {
+			more = true // added again while we looked
+		} else {
+			delete(w.sources, s)
+		}
+		w.mu.Unlock()
+	}
+	return progress, more
+}
+
+// Look makes one look at each source, on the caller's goroutine.
+func (w *Watcher) Look() {
+	w.mu.Lock()
+	list := make([]Source, 0, len(w.sources))
+	for s := range w.sources {
+		list = append(list, s)
+	}
+	w.mu.Unlock()
+	for _, s := range list {
+		s.Poll()
+	}
+}
+
+func (w *Watcher) empty() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.sources) == 0
+}

@@ -1,0 +1,102 @@
+// Package pinned has page-locked host buffers, the only host memory that the
+// device reads and writes here, and their pool.
+package pinned
+
+import (
+	"runtime"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/purecuda/purecuda/internal/own"
+	"github.com/purecuda/purecuda/internal/wire"
+)
+
+// Buffer is an owned pinned buffer of a fixed length. It is moved into a
+// transfer, and what comes back from the transfer is a new handle: a stale one
+// stays stale. A nil or zero Buffer is closed.
+type Buffer struct {
+	state *state
+	n     int
+}
+
+// state is what a cleanup needs of a Buffer.
+type state struct {
+	cell    own.Cell
+	block   *Block
+	exposed atomic.Bool // Bytes was called: a slice may outlive the handle
+}
+
+func init() {
+	wire.BufferOf = func(b any) (*own.Cell, any) {
+		if buf := b.(*Buffer); buf != nil && buf.state != nil {
+			return &buf.state.cell, buf.state.block
+		}
+		return nil, nil
+	}
+	wire.NewBuffer = func(block any, n int) any { return newBuffer(block.(*Block), n) }
+}
+
+func newBuffer(b *Block, n int) *Buffer {
+	buf := &Buffer{state: &state{block: b}, n: n}
+	buf.state.cell.Open()
+	runtime.AddCleanup(buf, (*state).abandon, buf.state)
+	return buf
+}
+
+// abandon is the cleanup of a handle that was dropped and never closed. The
+// collector does not see slices of driver memory, so that one may still be in
+// use: then the block is not used again, and is counted.
+func (s *state) abandon() {
+	switch {
+	case !s.cell.Close():
+	case s.exposed.Load():
+		s.block.pool.abandoned.Add(1)
+	default:
+		s.block.abandon()
+	}
+}
+
+// Len returns the buffer's length in bytes, also after a move or a close.
+func (b *Buffer) Len() int {
+	if b == nil {
+		return 0
+	}
+	return b.n
+}
+
+// Bytes returns the buffer's memory, or nil after a move or a close. The slice
+// must not be used after the buffer was moved or closed: the device may write
+// it then, or another owner. It is the driver's memory, not Go's, and does not
+// keep the Buffer alive: a Buffer that is dropped without Close after a call of
+// Bytes is never used again, and counts against the pool's bound as abandoned.
+func (b *Buffer) Bytes() []byte {
+	if b.Err() != nil {
+		return nil
+	}
+	b.state.exposed.Store(true)
+	p := unsafe.Slice((*byte)(b.state.block.addr), b.n)
+	runtime.KeepAlive(b)
+	return p
+}
+
+// Err returns nil while the caller owns the buffer, else an error that matches
+// driver.ErrMoved or driver.ErrClosed.
+func (b *Buffer) Err() error {
+	if b == nil || b.state == nil {
+		return own.ErrClosed
+	}
+	return b.state.cell.Err()
+}
+
+// Close gives the memory back to the pool. It never waits. Closing a buffer
+// that was moved or closed does nothing.
+func (b *Buffer) Close() error {
+	if b == nil || b.state == nil {
+		return nil
+	}
+	if b.state.cell.Close() {
+		b.state.block.Free()
+	}
+	runtime.KeepAlive(b)
+	return nil
+}

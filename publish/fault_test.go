@@ -1,0 +1,619 @@
+package publish_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/purecuda/purecuda/cudasim"
+	"github.com/purecuda/purecuda/driver"
+	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/kernel"
+	"github.com/purecuda/purecuda/publish"
+	"github.com/purecuda/purecuda/stream"
+)
+
+// A fault makes one driver call fail, counted from the arming on.
+type fault struct {
+	mu    sync.Mutex
+	armed bool
+	at    int // the call that fails, from 0
+	code  cuapi.Result
+	after bool // the call has its effect and fails all the same
+	n     int
+	hit   string
+}
+
+func (f *fault) around(c cuapi.Call, next func() cuapi.Result) cuapi.Result {
+	f.mu.Lock()
+	i := f.n
+	armed := f.armed && !cleanup[c.ID]
+	if armed {
+		f.n++
+	}
+	hit := armed && i == f.at
+	if hit {
+		f.hit = c.Name()
+	}
+	f.mu.Unlock()
+	if !hit {
+		return next()
+	}
+	if f.after {
+		next()
+	}
+	return f.code
+}
+
+// cleanup are the calls that tell about an error; failing them changes nothing.
+var cleanup = map[cuapi.ID]bool{cuapi.IDGetErrorString: true, cuapi.IDGetErrorName: true}
+
+func (f *fault) arm(at int, code cuapi.Result, after bool) {
+	f.mu.Lock()
+	f.armed, f.at, f.code, f.after, f.n, f.hit = true, at, code, after, 0, ""
+	f.mu.Unlock()
+}
+
+func (f *fault) disarm() (calls int, hit string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.armed = false
+	return f.n, f.hit
+}
+
+// workflow is the whole way, and stops at the first error. Owners that stay
+// with the caller are closed, as a careful program would.
+func (r *rig) workflow(data []byte) (err error) {
+	s, err := r.rt.OpenSession(nil)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	in, err := r.rt.Pinned(len(data))
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	copy(in.Bytes(), data)
+	src, err := s.Alloc(publish.U8, len(data))
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	up, err := s.Upload(src, in)
+	if err != nil {
+		return err
+	}
+	defer up.Close()
+	dst, err := s.Alloc(publish.U8, len(data))
+	if err != nil {
+		return err
+	}
+	defer dst.Close()
+	if err := s.Launch(r.inc, kernel.Grid(len(data)), publish.In(src), publish.Out(dst), kernel.U32(uint32(len(data)))); err != nil {
+		return err
+	}
+	pub, err := s.Publish(dst)
+	if err != nil {
+		return err
+	}
+	defer pub.Close()
+	s.Close()
+	if _, err := pub.FrontierReady(); err != nil {
+		return err
+	}
+	if err := pub.AwaitFrontier(r.within()); err != nil {
+		return err
+	}
+	out, err := r.rt.Pinned(len(data))
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	tr, err := pub.DownloadInto(out)
+	if err != nil {
+		return err
+	}
+	defer tr.Close()
+	back, err := tr.Wait(r.within())
+	if err != nil {
+		return err
+	}
+	defer back.Close()
+	for i, b := range back.Bytes() {
+		if b != data[i]+1 {
+			return fmt.Errorf("byte %d is wrong", i)
+		}
+	}
+	return nil
+}
+
+// The i-th driver call of the workflow fails, for every i, with a code that
+// loses the context and one that does not, before and after its effect. After
+// each, no rule of the driver is broken, the counters conserve, nothing hangs,
+// and a context that is not lost goes on to work.
+func TestEveryCallFails(t *testing.T) {
+	for _, code := range []cuapi.Result{cuapi.InvalidValue, cuapi.OutOfMemory, cuapi.LaunchFailed} {
+		for _, after := range []bool{false, true} {
+			injected := map[string]int{}
+			var want int
+			for i := 0; ; i++ {
+				f := &fault{}
+				r := newRig(t, options{around: f.around})
+				r.keep = true
+				if i == 0 { // the unfaulted trace
+					f.arm(-1, 0, false)
+					must(t, r.workflow(random(64)))
+					r.settle()
+					want, _ = f.disarm()
+					r = newRig(t, options{around: f.around})
+					r.keep = true
+				}
+				f.arm(i, code, after)
+				err := r.workflow(random(64))
+				r.settle()
+				_, hit := f.disarm()
+				if hit == "" {
+					if i < want {
+						t.Fatalf("the workflow has %d calls, the loop injected %d", want, i)
+					}
+					must(t, err)
+					break
+				}
+				injected[hit]++
+				where := fmt.Sprintf("call %d, %s, code %d, after %v", i, hit, code, after)
+				if err == nil && hit != "cuEventQuery" && !quiet[hit] {
+					t.Errorf("%s: no error", where)
+				}
+				if err != nil && !errors.Is(err, driver.Result(code)) {
+					t.Errorf("%s: %v", where, err)
+				}
+				for _, v := range r.sim.Violations() {
+					t.Errorf("%s: violation: %v", where, v)
+				}
+				q := r.rt.Stats().Queue
+				if q.Entered != q.Released+q.Permanent+q.Pending || q.Reserved != 0 || q.Pending != 0 {
+					t.Errorf("%s: the queue does not conserve: %+v", where, q)
+				}
+				if lost := r.rt.Err(); (lost != nil) != code.Sticky() {
+					t.Errorf("%s: lost: %v", where, lost)
+				} else if lost == nil {
+					if err := r.workflow(random(64)); err != nil {
+						t.Errorf("%s: afterwards: %v", where, err)
+					}
+				}
+			}
+			for _, name := range []string{"cuMemAllocFromPoolAsync", "cuMemcpyHtoDAsync_v2", "cuEventRecord", "cuLaunchKernel", "cuMemcpyDtoHAsync_v2", "cuMemFreeAsync"} {
+				if injected[name] == 0 {
+					t.Errorf("never injected at %s", name)
+				}
+			}
+		}
+	}
+}
+
+// quiet are the calls whose failure a workflow that is otherwise through does
+// not see: what they release is retained instead.
+var quiet = map[string]bool{"cuMemFreeAsync": true, "cuCtxPopCurrent_v2": true, "cuEventRecord": true}
+
+// settle drains until nothing is pending.
+func (r *rig) settle() {
+	r.t.Helper()
+	for range 100000 {
+		r.rt.Drain()
+		if r.rt.Stats().Queue.Pending == 0 {
+			return
+		}
+		runtime.Gosched()
+	}
+	r.t.Fatalf("never drains: %+v", r.rt.Stats().Queue)
+}
+
+// A kernel that faults loses the context: the first cause is kept and every
+// other handle reports it, complete frontiers included.
+func TestLostContext(t *testing.T) {
+	r := newRig(t, options{})
+	r.keep = true
+	s, s2 := r.session(), r.session()
+	fine, _ := r.publication(s, 32)
+	must(t, fine.AwaitFrontier(r.within()))
+	pending, _ := r.publication(s, 32)
+	elsewhere, err := s2.Alloc(publish.U8, 32)
+	must(t, err)
+	v, err := s.Alloc(publish.U8, 32)
+	must(t, err)
+	must(t, s.Launch(r.bad, kernel.Grid(1), publish.Out(v)))
+	broken, err := s.Publish(v)
+	must(t, err)
+
+	is := func(what string, err error) {
+		t.Helper()
+		if !errors.Is(err, driver.ErrIllegalAddress) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	is("await", broken.AwaitFrontier(r.within()))
+	<-r.rt.Lost()
+	is("runtime", r.rt.Err())
+	for name, p := range map[string]*publish.Publication{"broken": broken, "complete": fine, "earlier": pending} {
+		ready, err := p.FrontierReady()
+		if ready {
+			t.Errorf("%s: ready on a lost context", name)
+		}
+		is(name, err)
+		is(name, p.AwaitFrontier(r.within()))
+		is(name, p.Err())
+		buf, err := r.rt.Pinned(32)
+		if err == nil {
+			t.Errorf("%s: a lost runtime hands out buffers", name)
+		}
+		_ = buf
+		_, err = p.DownloadInto(nil)
+		var rejected *publish.RejectedError
+		if !errors.As(err, &rejected) {
+			t.Errorf("%s: download: %v", name, err)
+		}
+	}
+	_, err = s2.Publish(elsewhere)
+	is("publish on another stream", err)
+	if !errors.Is(err, publish.ErrLost) {
+		t.Error(err)
+	}
+	_, err = publish.New(r.ctx, publish.Config{})
+	is("new runtime", err)
+	_, err = kernel.Load(r.ctx, []byte(testPTX))
+	is("load", err)
+	for _, p := range []*publish.Publication{broken, fine, pending} {
+		must(t, p.Close())
+	}
+	must(t, elsewhere.Close())
+	must(t, s.Close())
+	must(t, s2.Close())
+	err = r.rt.Shutdown(r.within())
+	is("shutdown", err)
+	q := r.rt.Stats().Queue
+	if q.Permanent < 4 || q.Pending != 0 || q.Reserved != 0 {
+		t.Errorf("%+v", q)
+	}
+}
+
+// While a stream is held, publish, poll, download, close and a session on
+// another stream go on; what was retired waits.
+func TestNothingStallsBehindAHeldStream(t *testing.T) {
+	r := newRig(t, options{})
+	must(t, r.rt.Reserve(8, 256))
+	s := r.session()
+	release := r.hold(s)
+	var transfers []*publish.Transfer
+	for range 3 {
+		p, want := r.publication(s, 256)
+		if ready, err := p.FrontierReady(); ready || err != nil {
+			t.Fatal(ready, err)
+		}
+		tr, err := p.DownloadInto(r.buffer(make([]byte, 256)))
+		must(t, err)
+		if ready, err := tr.Ready(); ready || err != nil {
+			t.Fatal(ready, err)
+		}
+		_ = want
+		transfers = append(transfers, tr)
+	}
+	for _, tr := range transfers {
+		must(t, tr.Close())
+	}
+	p, _ := r.publication(s, 256)
+	must(t, p.Close())
+	must(t, s.Close())
+	other := r.session()
+	q, want := r.publication(other, 100)
+	must(t, other.Close())
+	r.download(q, want)
+	if st := r.rt.Stats().Queue; st.Pending < 4 || st.Permanent != 0 {
+		t.Fatalf("retired behind the held stream: %+v", st)
+	}
+	release()
+	r.settle()
+}
+
+// A held stream is filled through the library past the driver's own bound:
+// the library refuses in time, and nothing blocks.
+func TestAFullStreamIsRefusedAndRecovers(t *testing.T) {
+	r := newRig(t, options{})
+	s := r.session()
+	v, err := s.Alloc(publish.U8, 64)
+	must(t, err)
+	release := r.hold(s)
+	n := 0
+	for ; n < 2000; n++ {
+		if err = s.Launch(r.inc, kernel.Grid(64), publish.In(v), publish.Out(v), kernel.U32(64)); err != nil {
+			break
+		}
+	}
+	var rejected *publish.RejectedError
+	if !errors.Is(err, publish.ErrStreamFull) || !errors.As(err, &rejected) || n > stream.Credits {
+		t.Fatalf("after %d launches: %v", n, err)
+	}
+	release()
+	must(t, s.Launch(r.inc, kernel.Grid(64), publish.In(v), publish.Out(v), kernel.U32(64)))
+	for range 5000 { // steady launches without a fence keep their credits
+		must(t, s.Launch(r.inc, kernel.Grid(64), publish.In(v), publish.Out(v), kernel.U32(64)))
+	}
+	must(t, v.Close())
+	must(t, s.Close())
+}
+
+func TestQueueFullKeepsOwners(t *testing.T) {
+	r := newRig(t, options{cfg: publish.Config{Slots: 2}})
+	s := r.session()
+	release := r.hold(s)
+	a, err := s.Alloc(publish.U8, 16)
+	must(t, err)
+	b, err := s.Alloc(publish.U8, 16)
+	must(t, err)
+	if _, err := s.Alloc(publish.U8, 16); !errors.Is(err, publish.ErrQueueFull) {
+		t.Fatal(err)
+	}
+	buf := r.buffer(make([]byte, 16))
+	if _, err := s.Upload(a, buf); !errors.Is(err, publish.ErrQueueFull) {
+		t.Fatal(err)
+	}
+	must(t, b.Close())
+	if _, err := s.Upload(a, buf); !errors.Is(err, publish.ErrQueueFull) {
+		t.Fatalf("a retired owner still takes its slot: %v", err)
+	}
+	release()
+	up, err := s.Upload(a, buf) // one look at what completed made room
+	must(t, err)
+	must(t, up.Close())
+	must(t, a.Close())
+	must(t, s.Close())
+}
+
+// Handles that become garbage are handed over by cleanups, which make no
+// driver call, and are released once the device is done.
+func TestAbandonedHandlesAreRetired(t *testing.T) {
+	var inCleanup atomic.Int64
+	r := newRig(t, options{around: func(c cuapi.Call, next func() cuapi.Result) cuapi.Result {
+		var pcs [64]uintptr
+		frames := runtime.CallersFrames(pcs[:runtime.Callers(0, pcs[:])])
+		for more := true; more; {
+			var f runtime.Frame
+			f, more = frames.Next()
+			if f.Function == "runtime.runCleanups" || f.Function == "runtime.(*cleanupQueue).runCleanups" {
+				inCleanup.Add(1)
+			}
+		}
+		return next()
+	}})
+	s := r.session()
+	release := r.hold(s)
+	func() {
+		r.publication(s, 64)
+		p, _ := r.publication(s, 64)
+		tr, err := p.DownloadInto(r.buffer(make([]byte, 64)))
+		must(t, err)
+		runtime.KeepAlive(tr)
+		_, err = s.Alloc(publish.U8, 64)
+		must(t, err)
+	}()
+	collect(t, func() bool { r.rt.Drain(); return r.rt.Stats().Abandoned == 3 })
+	if q := r.rt.Stats().Queue; q.Pending < 3 {
+		t.Fatalf("released behind a held stream: %+v", q)
+	}
+	release()
+	r.settle()
+	func() { r.session() }()
+	collect(t, func() bool { return r.rt.Stats().Sessions == 1 })
+	must(t, s.Close())
+	if n := inCleanup.Load(); n != 0 {
+		t.Fatalf("%d driver calls from cleanups", n)
+	}
+}
+
+func TestLeakRetainsAndCounts(t *testing.T) {
+	r := newRig(t, options{})
+	r.keep = true
+	s := r.session()
+	p, _ := r.publication(s, 64)
+	p.Leak()
+	p.Leak()
+	v, err := s.Alloc(publish.U8, 64)
+	must(t, err)
+	v.Leak()
+	q, _ := r.publication(s, 64)
+	tr, err := q.DownloadInto(r.buffer(make([]byte, 64)))
+	must(t, err)
+	tr.Leak()
+	must(t, s.Close())
+	must(t, p.Close())
+	r.settle()
+	if st := r.rt.Stats(); st.Leaked != 3 || st.Queue.Permanent != 3 || st.Queue.PermanentBytes != 64*4 {
+		t.Fatalf("%+v", st)
+	}
+	if err := r.rt.Shutdown(r.within()); err == nil {
+		t.Fatal("shutdown did not tell of the leaks")
+	}
+	if err := r.ctx.Shutdown(r.within()); err == nil {
+		t.Fatal("the context was released under leaked memory")
+	}
+}
+
+// A failed launch is unproven: its values stay the caller's, tainted, and the
+// stream publishes no more.
+func TestUnprovenLaunchTaints(t *testing.T) {
+	f := &fault{}
+	r := newRig(t, options{around: f.around})
+	r.keep = true
+	s := r.session()
+	v, err := s.Alloc(publish.U8, 64)
+	must(t, err)
+	f.arm(0, cuapi.InvalidValue, false)
+	err = s.Launch(r.inc, kernel.Grid(64), publish.In(v), publish.Out(v), kernel.U32(64))
+	f.disarm()
+	var unproven *publish.UnprovenError
+	if !errors.As(err, &unproven) || !errors.Is(err, driver.ErrInvalidValue) {
+		t.Fatal(err)
+	}
+	if v.Err() != nil {
+		t.Fatal("a borrowed value went away")
+	}
+	if _, err := s.Publish(v); !errors.Is(err, publish.ErrStreamFailed) || !errors.Is(err, driver.ErrInvalidValue) {
+		t.Fatal(err)
+	}
+	must(t, v.Close())
+	must(t, s.Close())
+	r.settle()
+	if q := r.rt.Stats().Queue; q.Permanent != 1 {
+		t.Fatalf("%+v", q)
+	}
+}
+
+// The copy was enqueued and the record behind it failed: publication and
+// buffer are retained.
+func TestUnprovenDownloadRetainsBoth(t *testing.T) {
+	f := &fault{}
+	r := newRig(t, options{around: f.around})
+	r.keep = true
+	s := r.session()
+	p, _ := r.publication(s, 64)
+	r.settle()
+	buf := r.buffer(make([]byte, 64))
+	f.arm(1, cuapi.InvalidHandle, false)
+	_, err := p.DownloadInto(buf)
+	_, hit := f.disarm()
+	var unproven *publish.UnprovenError
+	if hit != "cuStreamIsCapturing" && hit != "cuEventRecord" {
+		t.Fatalf("injected at %s", hit)
+	}
+	if !errors.As(err, &unproven) || !errors.Is(err, driver.ErrInvalidHandle) {
+		t.Fatal(err)
+	}
+	if buf.Bytes() != nil || p.Err() == nil {
+		t.Fatal("an owner came back after an enqueue failed")
+	}
+	must(t, s.Close())
+	r.settle()
+	if q := r.rt.Stats().Queue; q.Permanent != 1 || q.PermanentBytes != 128 {
+		t.Fatalf("%+v", q)
+	}
+}
+
+func TestWithoutPoolsACacheServes(t *testing.T) {
+	r := newRig(t, options{sim: cudasim.Config{NoPools: true}})
+	for range 3 {
+		must(t, r.workflow(random(5000)))
+	}
+	if r.rt.Stats().Memory.Pools {
+		t.Fatal("pools on a device that has none")
+	}
+}
+
+func TestOldDriver(t *testing.T) {
+	r := newRig(t, options{sim: cudasim.Config{Version: 11000}})
+	must(t, r.workflow(random(5000)))
+	err := r.drv.Supports("cuMemAllocAsync")
+	var unsupported *driver.UnsupportedError
+	if !errors.As(err, &unsupported) || !errors.Is(err, errors.ErrUnsupported) || unsupported.Since != 11020 {
+		t.Fatal(err)
+	}
+}
+
+// A driver on which calls with handles need a current context, which the
+// reference allows: Primary finds out, and brackets every call.
+func TestBracketsWhereHandlesNeedAContext(t *testing.T) {
+	needs := func(c cuapi.Call) bool {
+		switch c.ID {
+		case cuapi.IDEventRecord, cuapi.IDEventQuery, cuapi.IDStreamQuery, cuapi.IDMemcpyDtoHAsync, cuapi.IDMemcpyHtoDAsync,
+			cuapi.IDLaunchKernel, cuapi.IDMemAllocFromPoolAsync, cuapi.IDMemFreeAsync, cuapi.IDStreamWaitEvent, cuapi.IDEventSynchronize:
+			return true
+		}
+		return false
+	}
+	var refused, bracketed atomic.Int64
+	var current func() cuapi.Context
+	r := newRig(t, options{around: func(c cuapi.Call, next func() cuapi.Result) cuapi.Result {
+		if needs(c) {
+			// The rig's own simulator answers for the calling thread.
+			if current() == 0 {
+				refused.Add(1)
+				return cuapi.InvalidContext
+			}
+			bracketed.Add(1)
+		}
+		return next()
+	}, seen: func(t *cuapi.Table) {
+		current = func() cuapi.Context {
+			p := new(cuapi.Context)
+			t.CtxGetCurrent(p)
+			return *p
+		}
+	}})
+	refused.Store(0)
+	must(t, r.workflow(random(100)))
+	if refused.Load() != 0 || bracketed.Load() == 0 {
+		t.Fatalf("%d calls without a context, %d with", refused.Load(), bracketed.Load())
+	}
+}
+
+// Many goroutines use, move and close the same things at once.
+func TestHammer(t *testing.T) {
+	r := newRig(t, options{})
+	s := r.session()
+	for range 100 {
+		p, want := r.publication(s, 128)
+		bufs := make([]*publish.Transfer, 4)
+		var wg sync.WaitGroup
+		var consumed atomic.Int64
+		for g := range 4 {
+			b := r.buffer(make([]byte, 128))
+			wg.Go(func() {
+				p.FrontierReady()
+				tr, err := p.DownloadInto(b)
+				if err == nil {
+					consumed.Add(1)
+					bufs[g] = tr
+				} else {
+					b.Close()
+				}
+				p.AwaitFrontier(context.Background())
+			})
+			wg.Go(func() {
+				if g == 3 {
+					p.Close()
+				}
+				p.Done()
+				p.Err()
+			})
+		}
+		wg.Wait()
+		if consumed.Load() > 1 {
+			t.Fatalf("consumed %d times", consumed.Load())
+		}
+		for _, tr := range bufs {
+			if tr == nil {
+				continue
+			}
+			var got atomic.Int64
+			for range 3 {
+				wg.Go(func() {
+					if out, err := tr.Wait(context.Background()); err == nil {
+						got.Add(1)
+						if string(out.Bytes()) != string(want) {
+							t.Error("wrong bytes")
+						}
+						out.Close()
+					}
+				})
+			}
+			wg.Wait()
+			if got.Load() != 1 {
+				t.Fatalf("the buffer came back %d times", got.Load())
+			}
+		}
+	}
+	must(t, s.Close())
+}

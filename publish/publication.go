@@ -1,0 +1,211 @@
+package publish
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+
+	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/pinned"
+)
+
+// Publication is an immutable value with its producer frontier. It is consumed
+// once, and works after the session that made it and every other handle are
+// gone. It has no accessor of its device address.
+type Publication struct {
+	r    *record
+	life *life
+}
+
+// Bytes returns the size in bytes, in every state.
+func (p *Publication) Bytes() int64 {
+	if p == nil || p.r == nil {
+		return 0
+	}
+	return p.r.bytes
+}
+
+// DType returns the data type, in every state.
+func (p *Publication) DType() DType {
+	if p == nil || p.r == nil {
+		return 0
+	}
+	return p.r.dtype
+}
+
+// Shape returns the dimensions, outermost first, in every state.
+func (p *Publication) Shape() []int {
+	if p == nil || p.r == nil {
+		return nil
+	}
+	return p.r.shape()
+}
+
+// Err returns nil while the caller owns the publication and it did not fail.
+func (p *Publication) Err() error {
+	if p == nil || p.r == nil {
+		return unusable("publication", closedNil)
+	}
+	if err := p.r.pub.Err(); err != nil {
+		return unusable("publication", err)
+	}
+	return p.r.broken("publication")
+}
+
+// broken returns the terminal failure of the record as an error, latched.
+func (r *record) broken(op string) error {
+	if f := r.failed.Load(); f != nil {
+		return &UnprovenError{op, *f}
+	}
+	if err := r.rt.core.Lost(); err != nil {
+		return &UnprovenError{op, r.fail(err)}
+	}
+	return nil
+}
+
+// FrontierReady tells whether everything that the producing session ran before
+// the publication is done (cuEventQuery). It never waits. After a failure it
+// returns that failure, an [*UnprovenError], and never true.
+func (p *Publication) FrontierReady() (bool, error) {
+	if p == nil || p.r == nil {
+		return false, unusable("publication", closedNil)
+	}
+	r := p.r
+	if err := r.pub.Borrow(); err != nil {
+		return false, unusable("publication", err)
+	}
+	defer p.end()
+	if err := r.broken("frontier"); err != nil {
+		return false, err
+	}
+	ready, err := r.frontier.Poll()
+	if err != nil {
+		return false, &UnprovenError{"frontier", r.fail(err)}
+	}
+	return ready, nil
+}
+
+func (p *Publication) end() {
+	if p.r.pub.Return() {
+		p.r.closePublication()
+	}
+	runtime.KeepAlive(p)
+}
+
+// AwaitFrontier waits until the frontier is complete. The end of ctx ends this
+// wait alone, with ctx.Err(). A failure is terminal and an [*UnprovenError]:
+// nothing is released. The publication keeps what it owns either way, and may
+// be consumed by another goroutine meanwhile.
+func (p *Publication) AwaitFrontier(ctx context.Context) error {
+	if p == nil || p.r == nil {
+		return unusable("publication", closedNil)
+	}
+	r := p.r
+	if err := r.pub.Borrow(); err != nil {
+		return unusable("publication", err)
+	}
+	r.rt.retain() // the wait does not hold the publication up, but the context
+	p.end()
+	defer r.rt.unpin()
+	if err := r.broken("await frontier"); err != nil {
+		return err
+	}
+	switch err := r.frontier.Wait(ctx); {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil && err == ctx.Err():
+		return err
+	default:
+		return &UnprovenError{"await frontier", r.fail(err)}
+	}
+}
+
+// Done returns a channel that is closed when the frontier is complete or
+// failed. It is nil after a move or a close.
+func (p *Publication) Done() <-chan struct{} {
+	if p == nil || p.r == nil || p.r.pub.Err() != nil {
+		return nil
+	}
+	defer runtime.KeepAlive(p)
+	return p.r.frontier.Done()
+}
+
+// DownloadInto consumes the publication: it moves publication and buffer into
+// a transfer, a copy behind the frontier, on the stream that produced it
+// (cuMemcpyDtoHAsync, cuEventRecord). The buffer must have exactly the
+// publication's bytes. It never waits, and needs no session.
+//
+// Rejected, both stay as they were, and are in the error. Unproven, both are
+// retained.
+func (p *Publication) DownloadInto(buf *pinned.Buffer) (*Transfer, error) {
+	return p.DownloadRange(buf, 0, p.Bytes())
+}
+
+// DownloadRange is DownloadInto for n bytes from that offset.
+func (p *Publication) DownloadRange(buf *pinned.Buffer, offset, n int64) (*Transfer, error) {
+	reject := func(reason error) (*Transfer, error) {
+		return nil, &RejectedError{Op: "download", Reason: reason, Publication: p, Buffer: buf}
+	}
+	if p == nil || p.r == nil {
+		return reject(unusable("publication", closedNil))
+	}
+	r := p.r
+	if err := r.pub.Take(); err != nil {
+		return reject(unusable("publication", err))
+	}
+	defer runtime.KeepAlive(p)
+	refuse := func(reason error) (*Transfer, error) {
+		if r.pub.Restore() {
+			r.closePublication()
+		}
+		return reject(reason)
+	}
+	if err := r.broken("download"); err != nil {
+		return refuse(err)
+	}
+	if offset < 0 || n <= 0 || offset > r.bytes || n > r.bytes-offset {
+		return refuse(fmt.Errorf("%w: %d bytes from %d of a publication of %d", ErrLength, n, offset, r.bytes))
+	}
+	cell, block, err := r.rt.takeBuffer(buf, n)
+	if err != nil {
+		return refuse(err)
+	}
+	defer runtime.KeepAlive(buf)
+	rejected, unproven := outcome(r.lane.Download(block.Addr(), r.block.Addr+cuapi.DevicePtr(offset), uintptr(n), &r.copied))
+	if rejected != nil {
+		giveBack(cell, block)
+		return refuse(rejected)
+	}
+	r.pub.Give()
+	cell.Give()
+	r.buf, r.n = block, buf.Len()
+	if unproven != nil {
+		r.keep(r.fail(unproven))
+		return nil, &UnprovenError{"download", unproven}
+	}
+	r.transfer.Open()
+	return &p.life.transfer, nil
+}
+
+// Close retires the publication behind its frontier. It never waits. After a
+// failure what it owns is retained for good. Closing a publication that was
+// moved or closed does nothing.
+func (p *Publication) Close() error {
+	if p == nil || p.r == nil {
+		return nil
+	}
+	if p.r.pub.Close() {
+		p.r.closePublication()
+	}
+	runtime.KeepAlive(p)
+	return nil
+}
+
+// Leak retains what the publication owns for the life of the process, and
+// counts it.
+func (p *Publication) Leak() {
+	if p != nil && p.r != nil && p.r.pub.Close() {
+		p.r.leak()
+	}
+	runtime.KeepAlive(p)
+}

@@ -1,0 +1,243 @@
+package publish
+
+import (
+	"fmt"
+	"runtime"
+	"sync/atomic"
+
+	"github.com/purecuda/purecuda/internal/own"
+	"github.com/purecuda/purecuda/internal/wire"
+	"github.com/purecuda/purecuda/memory"
+	"github.com/purecuda/purecuda/pinned"
+	"github.com/purecuda/purecuda/retirequeue"
+	"github.com/purecuda/purecuda/stream"
+)
+
+// A record is all that one life owns: a value, then its publication, then the
+// transfer that consumes it; or an upload alone. It keeps runtime, stream,
+// memory, extent and marks, so that each works after every other handle is
+// gone. What refers to a life from inside refers to its record.
+type record struct {
+	rt   *Runtime
+	lane *stream.Lane
+	extent
+	block  memory.Block          // device memory; none for an upload
+	buf    *pinned.Block         // host memory of a transfer
+	n      int                   // the bytes of buf
+	used   atomic.Uint64         // the last operation of the lane on the block
+	taint  atomic.Pointer[error] // an operation that borrowed it failed
+	failed atomic.Pointer[error] // terminal: the first failure
+
+	value    own.Cell // of the three handles at most one is live
+	pub      own.Cell
+	transfer own.Cell
+
+	frontier stream.Mark // behind the producing work
+	copied   stream.Mark // behind the transfer's copy
+	ended    stream.Mark // behind the last use of a value that was closed
+
+	ticket retirequeue.Ticket
+	fence  *stream.Mark // what retirement waits for
+	next   *record      // in the runtime's list of abandoned ones
+}
+
+// life is what the handles of one record are parts of: one allocation, one
+// cleanup, and a stale handle stays stale.
+type life struct {
+	value    Value
+	pub      Publication
+	transfer Transfer
+}
+
+// newLife makes a record with a retirement slot, pinned to runtime and lane.
+func (rt *Runtime) newLife(l *stream.Lane) (*life, error) {
+	r := &record{rt: rt, lane: l}
+	if err := rt.admit(&r.ticket); err != nil {
+		return nil, err
+	}
+	l.Retain()
+	lf := &life{}
+	lf.value = Value{r, lf}
+	lf.pub = Publication{r, lf}
+	lf.transfer = Transfer{r, lf}
+	runtime.AddCleanup(lf, (*record).abandon, r)
+	return lf, nil
+}
+
+// unpin ends the record: it owns nothing any more.
+func (r *record) unpin() {
+	r.lane.Drop()
+	r.rt.unpin()
+}
+
+// cancel ends a record that owns nothing, and gives its slot back.
+func (r *record) cancel() {
+	r.ticket.Cancel()
+	r.unpin()
+}
+
+// abandon is the cleanup of a life: it makes no driver call.
+func (r *record) abandon() {
+	for _, c := range []*own.Cell{&r.value, &r.pub, &r.transfer} {
+		if c.Err() == nil {
+			r.rt.abandoned.push(r)
+			return
+		}
+	}
+}
+
+// retire hands what the record owns to the queue, behind m.
+func (r *record) retire(m *stream.Mark) {
+	if err := r.terminal(); err != nil {
+		r.keep(err)
+		return
+	}
+	r.fence = m
+	if done, err := m.Peek(); err != nil {
+		r.keep(err)
+	} else if done {
+		r.releaseNow()
+	} else {
+		r.ticket.Retire(r, r.owned())
+		m.Want()
+		r.rt.watch()
+	}
+}
+
+// releaseNow releases without the queue: the fence is known to be done.
+func (r *record) releaseNow() {
+	if err := r.free(); err != nil {
+		r.keep(err)
+		return
+	}
+	r.cancel()
+}
+
+// keep hands what the record owns to the permanent side.
+func (r *record) keep(cause error) {
+	r.ticket.Keep(r, r.owned(), cause)
+	r.rt.unpin() // the context stays retained by the memory in use; the lane may still run
+}
+
+// terminal returns why the record may never be released, or nil.
+func (r *record) terminal() error {
+	if p := r.failed.Load(); p != nil {
+		return *p
+	}
+	if p := r.taint.Load(); p != nil {
+		return *p
+	}
+	return r.rt.core.Lost()
+}
+
+// use notes that the block was used by the lane's first n operations.
+func (r *record) use(n uint64) {
+	for old := r.used.Load(); n > old && !r.used.CompareAndSwap(old, n); old = r.used.Load() {
+	}
+}
+
+// fail latches the first failure and returns it.
+func (r *record) fail(err error) error {
+	r.failed.CompareAndSwap(nil, &err)
+	return *r.failed.Load()
+}
+
+// Done and Release make the record an entry of the retirement queue.
+func (r *record) Done() (bool, error) { return r.fence.Peek() }
+
+func (r *record) Release() error {
+	if err := r.free(); err != nil {
+		return err
+	}
+	r.unpin()
+	return nil
+}
+
+func (r *record) free() error {
+	if r.block.Addr != 0 {
+		if err := r.rt.mem.Free(r.block); err != nil {
+			return err
+		}
+		r.block.Addr = 0
+	}
+	if r.buf != nil {
+		r.buf.Free()
+		r.buf = nil
+	}
+	return nil
+}
+
+func (r *record) owned() int64 {
+	var n int64
+	if r.block.Addr != 0 {
+		n = r.bytes
+	}
+	if r.buf != nil {
+		n += int64(r.n)
+	}
+	return n
+}
+
+// closeValue, closePublication and closeTransfer are the ends of the three
+// stages, when the handle's cell says that the caller must see to it.
+func (r *record) closeValue() {
+	if err := r.terminal(); err != nil {
+		r.keep(err)
+		return
+	}
+	if err := r.lane.Fence(&r.ended, r.used.Load()); err != nil {
+		r.keep(err)
+		return
+	}
+	r.retire(&r.ended)
+}
+
+func (r *record) closePublication() { r.retire(&r.frontier) }
+func (r *record) closeTransfer()    { r.retire(&r.copied) }
+
+// bury ends an abandoned record as a close would.
+func (r *record) bury() {
+	switch {
+	case r.value.Close():
+		r.closeValue()
+	case r.pub.Close():
+		r.closePublication()
+	case r.transfer.Close():
+		r.closeTransfer()
+	}
+}
+
+// leak retains what the record owns, on purpose.
+func (r *record) leak() {
+	r.rt.leaked.Add(1)
+	r.keep(errLeaked)
+}
+
+// takeBuffer begins the move of a caller's buffer of want bytes.
+func (rt *Runtime) takeBuffer(buf *pinned.Buffer, want int64) (*own.Cell, *pinned.Block, error) {
+	cell, b := wire.BufferOf(buf)
+	if cell == nil {
+		return nil, nil, unusable("buffer", own.ErrClosed)
+	}
+	block := b.(*pinned.Block)
+	if err := cell.Err(); err != nil {
+		return nil, nil, unusable("buffer", err)
+	}
+	if block.Pool() != rt.pinned {
+		return nil, nil, fmt.Errorf("buffer of another context: %w", ErrForeign)
+	}
+	if int64(buf.Len()) != want {
+		return nil, nil, fmt.Errorf("%w: the buffer has %d bytes, the transfer %d", ErrLength, buf.Len(), want)
+	}
+	if err := cell.Take(); err != nil {
+		return nil, nil, unusable("buffer", err)
+	}
+	return cell, block, nil
+}
+
+// giveBack ends a refused move of a buffer.
+func giveBack(cell *own.Cell, b *pinned.Block) {
+	if cell.Restore() {
+		b.Free()
+	}
+}

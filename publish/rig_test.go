@@ -1,0 +1,211 @@
+package publish_test
+
+import (
+	"bytes"
+	"context"
+	"math/rand/v2"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/purecuda/purecuda/cudasim"
+	"github.com/purecuda/purecuda/driver"
+	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/internal/wire"
+	"github.com/purecuda/purecuda/kernel"
+	"github.com/purecuda/purecuda/pinned"
+	"github.com/purecuda/purecuda/publish"
+)
+
+// A rig is a runtime on the simulator. At the test's end everything must have
+// been released and no rule of the driver broken, unless the test says so.
+type rig struct {
+	t    *testing.T
+	sim  *cudasim.Sim
+	drv  *driver.Driver
+	ctx  *driver.Context
+	rt   *publish.Runtime
+	inc  *kernel.Function // adds 1 to each byte: inc(in, out, n)
+	bad  *kernel.Function // faults
+	keep bool             // something is retained for good
+}
+
+const testPTX = `
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry inc(.param .u64 src, .param .u64 dst, .param .u32 n) { ret; }
+.visible .entry bad(.param .u64 dst) { ret; }
+`
+
+type options struct {
+	sim    cudasim.Config
+	cfg    publish.Config
+	around func(c cuapi.Call, next func() cuapi.Result) cuapi.Result
+	seen   func(*cuapi.Table) // the simulator's own table
+}
+
+func newRig(t *testing.T, o options) *rig {
+	t.Helper()
+	r := &rig{t: t, sim: cudasim.New(o.sim)}
+	r.sim.Kernel("inc", func(l *cudasim.Launch) {
+		src, dst := l.Bytes(0), l.Bytes(1)
+		for i := range int(l.U32(2)) {
+			dst[i] = src[i] + 1
+		}
+	})
+	r.sim.Kernel("bad", func(l *cudasim.Launch) { l.Fault(int(cuapi.IllegalAddress)) })
+	table := r.sim.Table()
+	if res := table.Init(0); res != cuapi.Success {
+		t.Fatal(res)
+	}
+	if o.seen != nil {
+		o.seen(table)
+	}
+	if o.around != nil {
+		table = cuapi.Intercept(table, o.around)
+	}
+	d, err := wire.NewDriver(table, "simulator")
+	must(t, err)
+	r.drv = d.(*driver.Driver)
+	dev, err := r.drv.Device(0)
+	must(t, err)
+	r.ctx, err = dev.Primary()
+	must(t, err)
+	r.rt, err = publish.New(r.ctx, o.cfg)
+	must(t, err)
+	mod, err := kernel.Load(r.ctx, []byte(testPTX))
+	must(t, err)
+	r.inc, err = mod.Function("inc")
+	must(t, err)
+	r.bad, err = mod.Function("bad")
+	must(t, err)
+	t.Cleanup(r.end)
+	return r
+}
+
+func (r *rig) end() {
+	t := r.t
+	if t.Failed() {
+		return
+	}
+	r.sim.ReleaseAll()
+	for _, v := range r.sim.Violations() {
+		t.Errorf("violation: %v", v)
+	}
+	if r.keep {
+		return
+	}
+	must(t, r.rt.Shutdown(r.within()))
+	s := r.rt.Stats()
+	if s.Queue.Entered != s.Queue.Released || s.Queue.Reserved != 0 {
+		t.Errorf("the queue kept something: %+v", s.Queue)
+	}
+	must(t, r.ctx.Shutdown(r.within()))
+	must(t, r.sim.Close())
+}
+
+// within bounds a wait that must end: reaching the bound fails the test.
+func (r *rig) within() context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	r.t.Cleanup(cancel)
+	return ctx
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (r *rig) session() *publish.Session {
+	r.t.Helper()
+	s, err := r.rt.OpenSession(nil)
+	must(r.t, err)
+	return s
+}
+
+// hold holds the session's stream: nothing enqueued from now on runs until the
+// function that it returns is called.
+func (r *rig) hold(s *publish.Session) (release func()) {
+	r.t.Helper()
+	raw, err := s.Raw()
+	must(r.t, err)
+	r.sim.Hold(raw)
+	return func() { r.sim.Release(raw) }
+}
+
+func (r *rig) buffer(data []byte) *pinned.Buffer {
+	r.t.Helper()
+	b, err := r.rt.Pinned(len(data))
+	must(r.t, err)
+	copy(b.Bytes(), data)
+	return b
+}
+
+// produce uploads data and increments each byte, so that want is what a
+// download of the returned value brings.
+func (r *rig) produce(s *publish.Session, data []byte) (v *publish.Value, want []byte) {
+	r.t.Helper()
+	src, err := s.Alloc(publish.U8, len(data))
+	must(r.t, err)
+	up, err := s.Upload(src, r.buffer(data))
+	must(r.t, err)
+	v, err = s.Alloc(publish.U8, len(data))
+	must(r.t, err)
+	must(r.t, s.Launch(r.inc, kernel.Grid(len(data)), publish.In(src), publish.Out(v), kernel.U32(uint32(len(data)))))
+	must(r.t, src.Close())
+	must(r.t, up.Close())
+	want = make([]byte, len(data))
+	for i := range data {
+		want[i] = data[i] + 1
+	}
+	return v, want
+}
+
+func (r *rig) publication(s *publish.Session, n int) (*publish.Publication, []byte) {
+	r.t.Helper()
+	v, want := r.produce(s, random(n))
+	p, err := s.Publish(v)
+	must(r.t, err)
+	return p, want
+}
+
+// download consumes p and checks its bytes.
+func (r *rig) download(p *publish.Publication, want []byte) {
+	r.t.Helper()
+	tr, err := p.DownloadInto(r.buffer(make([]byte, len(want))))
+	must(r.t, err)
+	r.finish(tr, want)
+}
+
+func (r *rig) finish(tr *publish.Transfer, want []byte) {
+	r.t.Helper()
+	out, err := tr.Wait(r.within())
+	must(r.t, err)
+	if !bytes.Equal(out.Bytes(), want) {
+		r.t.Fatalf("downloaded %d bytes that differ", len(want))
+	}
+	must(r.t, out.Close())
+}
+
+func random(n int) []byte {
+	p := make([]byte, n)
+	for i := range p {
+		p[i] = byte(rand.Uint32())
+	}
+	return p
+}
+
+// collect runs collections until ok: cleanups have run then.
+func collect(t *testing.T, ok func() bool) {
+	t.Helper()
+	for range 10000 {
+		if ok() {
+			return
+		}
+		runtime.GC()
+	}
+	t.Fatal("never came true")
+}

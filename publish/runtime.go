@@ -1,0 +1,346 @@
+// Package publish moves values off the device safely.
+//
+// A [Session] captures a stream, allocates values, fills them by uploads and
+// kernels, and publishes them: [Session.Publish] moves a [Value] into an
+// immutable [Publication] together with its producer frontier, the event behind
+// everything that the session ran before. The session may close at once. The
+// publication is consumed later, from anywhere: [Publication.DownloadInto] moves
+// it and a pinned buffer into a [Transfer], and [Transfer.Wait] gives the filled
+// buffer back.
+//
+// # Ownership
+//
+// Each value and buffer has one owner at a time. A handle that was moved or
+// closed is inert: what returns an error then returns one that matches
+// driver.ErrMoved or driver.ErrClosed; so does a nil handle. Close is
+// idempotent and never waits. Memory is released only once the device is
+// observed to be done with it; where that can not be proven it is retained for
+// the life of the process, and counted in [Stats].
+//
+// # Errors
+//
+// A [*RejectedError] means that nothing was enqueued and every owner stays with
+// the caller. An [*UnprovenError] means that something may have been enqueued.
+//
+// All handles are safe for concurrent use, from any goroutine and any thread.
+package publish
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/purecuda/purecuda/driver"
+	"github.com/purecuda/purecuda/event"
+	"github.com/purecuda/purecuda/internal/watch"
+	"github.com/purecuda/purecuda/internal/wire"
+	"github.com/purecuda/purecuda/memory"
+	"github.com/purecuda/purecuda/pinned"
+	"github.com/purecuda/purecuda/retirequeue"
+	"github.com/purecuda/purecuda/stream"
+)
+
+// Config sets a runtime's limits. The zero Config is the default.
+type Config struct {
+	// Slots bounds the values, publications and transfers that are alive or
+	// retired and not yet released. 0 means 16,384.
+	Slots int
+	// PinnedBytes bounds the pinned memory of the context, for all its
+	// runtimes. 0 leaves it as it is, which is 1 GiB at first.
+	PinnedBytes int64
+}
+
+const defaultSlots = 16384
+
+// Runtime is one user of a context: it counts what is alive, and retires what
+// was let go of.
+type Runtime struct {
+	ctx     *driver.Context
+	core    *wire.Context
+	mem     *memory.Pool
+	pinned  *pinned.Pool
+	queue   *retirequeue.Queue
+	watcher *watch.Watcher
+
+	abandoned list
+	abandons  atomic.Int64
+	leaked    atomic.Int64
+
+	mu       sync.Mutex
+	closed   bool
+	pins     int             // sessions and records
+	sessions int             // open
+	quiet    []chan struct{} // closed when nothing is left to drain
+}
+
+// New makes a runtime on the context, which it pins. It is set-up: the first
+// one of a context makes and warms its memory pool. It fails with the first
+// cause on a context that is lost.
+func New(ctx *driver.Context, cfg Config) (*Runtime, error) {
+	core := wire.ContextOf(ctx)
+	if core == nil {
+		return nil, unusable("context", driver.ErrClosed)
+	}
+	if cfg.Slots < 0 || cfg.PinnedBytes < 0 {
+		return nil, fmt.Errorf("publish: negative limits: %+v", cfg)
+	}
+	if err := core.Lost(); err != nil {
+		return nil, fmt.Errorf("publish: %w", &lostError{err})
+	}
+	if err := core.Retain(); err != nil {
+		return nil, err
+	}
+	mem, err := memory.PoolOf(core)
+	if err == nil {
+		err = event.PoolOf(core).Reserve(64)
+	}
+	if err != nil {
+		core.Release()
+		return nil, err
+	}
+	rt := &Runtime{ctx: ctx, core: core, mem: mem, pinned: pinned.PoolOf(core), watcher: stream.WatcherOf(core), pins: 1}
+	rt.queue = retirequeue.New(cfg.Slots)
+	if cfg.Slots == 0 {
+		rt.queue = retirequeue.New(defaultSlots)
+	}
+	if cfg.PinnedBytes > 0 {
+		rt.pinned.Limit(cfg.PinnedBytes)
+	}
+	return rt, nil
+}
+
+// Context returns the runtime's context.
+func (rt *Runtime) Context() *driver.Context { return rt.ctx }
+
+// Lost returns a channel that is closed when the context is lost.
+func (rt *Runtime) Lost() <-chan struct{} { return rt.ctx.Lost() }
+
+// Err returns the first cause of the context's loss, or nil.
+func (rt *Runtime) Err() error { return rt.core.Lost() }
+
+// Pinned returns a pinned buffer of n bytes, from the context's pool. A miss
+// takes it from the driver, which is set-up: Reserve fills the pool ahead.
+func (rt *Runtime) Pinned(n int) (*pinned.Buffer, error) {
+	if err := rt.open(); err != nil {
+		return nil, err
+	}
+	return rt.pinned.Take(n)
+}
+
+// Reserve makes the pool hold at least count idle buffers of n bytes. It is
+// set-up.
+func (rt *Runtime) Reserve(count, n int) error {
+	if err := rt.open(); err != nil {
+		return err
+	}
+	return rt.pinned.Reserve(count, n)
+}
+
+// WithSession opens a session on a stream of its own, calls f, and closes the
+// session, also when f panics. f may publish: the publications outlive it.
+func (rt *Runtime) WithSession(f func(*Session) error) (err error) {
+	s, err := rt.OpenSession(nil)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	return f(s)
+}
+
+func (rt *Runtime) open() error {
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	return rt.openLocked()
+}
+
+func (rt *Runtime) openLocked() error {
+	if rt.closed {
+		return unusable("runtime", driver.ErrClosed)
+	}
+	if err := rt.core.Lost(); err != nil {
+		return &lostError{err}
+	}
+	return nil
+}
+
+// pin keeps runtime and context for a session or a record.
+func (rt *Runtime) pin() error {
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	if err := rt.openLocked(); err != nil {
+		return err
+	}
+	rt.pins++
+	return nil
+}
+
+// retain keeps what a record or session has pinned already.
+func (rt *Runtime) retain() {
+	rt.mu.Lock()
+	rt.pins++
+	rt.mu.Unlock()
+}
+
+// unpin makes no driver call.
+func (rt *Runtime) unpin() {
+	rt.mu.Lock()
+	rt.pins--
+	last := rt.pins == 0
+	rt.mu.Unlock()
+	if last {
+		rt.core.Release()
+	}
+}
+
+// admit reserves a retirement slot, after one look at what completed if none is
+// left, and pins the runtime.
+func (rt *Runtime) admit(t *retirequeue.Ticket) error {
+	if err := rt.pin(); err != nil {
+		return err
+	}
+	err := rt.queue.Admit(t)
+	if err != nil {
+		rt.Drain()
+		err = rt.queue.Admit(t)
+	}
+	if err != nil {
+		rt.unpin()
+	}
+	return err
+}
+
+// Drain releases what was retired and is known to be done, after one look at
+// each stream, and returns how many owners. It never waits. The watcher drains
+// too: programs need not call it.
+func (rt *Runtime) Drain() int {
+	rt.watcher.Look()
+	rt.bury()
+	return rt.queue.Drain()
+}
+
+func (rt *Runtime) watch() { rt.watcher.Add((*drain)(rt)) }
+
+// drain is the runtime as the watcher sees it.
+type drain Runtime
+
+func (d *drain) Poll() (progress, more bool) { return (*Runtime)(d).look() }
+
+// look is the watcher's look at the runtime.
+func (rt *Runtime) look() (progress, more bool) {
+	buried := rt.bury()
+	released := rt.queue.Drain()
+	left := rt.queue.Stats().Pending
+	if left == 0 {
+		rt.mu.Lock()
+		quiet := rt.quiet
+		rt.quiet = nil
+		rt.mu.Unlock()
+		for _, ch := range quiet {
+			close(ch)
+		}
+	}
+	return buried+released > 0, left > 0
+}
+
+// bury ends what became garbage without a close.
+func (rt *Runtime) bury() int {
+	n := 0
+	for r := rt.abandoned.take(); r != nil; n++ {
+		next := r.next
+		r.next = nil
+		r.bury()
+		r = next
+	}
+	rt.abandons.Add(int64(n))
+	return n
+}
+
+// Close ends the runtime: it refuses new work and returns at once. What is
+// alive stays usable: publications and transfers pin what they need. Closing
+// twice does nothing.
+func (rt *Runtime) Close() error {
+	if rt == nil {
+		return nil
+	}
+	rt.mu.Lock()
+	first := !rt.closed
+	rt.closed = true
+	rt.mu.Unlock()
+	if first {
+		rt.unpin()
+	}
+	return nil
+}
+
+// Shutdown closes the runtime and waits until everything that was retired is
+// released. The end of ctx ends the wait alone. It fails when something is
+// still open, or was retained because the device may still touch it, and says
+// what.
+func (rt *Runtime) Shutdown(ctx context.Context) error {
+	if rt == nil {
+		return nil
+	}
+	rt.Close()
+	quiet := make(chan struct{})
+	rt.mu.Lock()
+	rt.quiet = append(rt.quiet, quiet)
+	rt.mu.Unlock()
+	rt.watch()
+	select {
+	case <-quiet:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return rt.leftovers()
+}
+
+func (rt *Runtime) leftovers() error {
+	s := rt.Stats()
+	var errs []error
+	if s.Sessions > 0 || s.Queue.Reserved > 0 {
+		errs = append(errs, fmt.Errorf("publish: %d sessions and %d values, publications and transfers were never closed: %w", s.Sessions, s.Queue.Reserved, driver.ErrBusy))
+	}
+	if s.Queue.Permanent > 0 {
+		errs = append(errs, fmt.Errorf("publish: %d owners of %d bytes are retained for good, the first since: %w", s.Queue.Permanent, s.Queue.PermanentBytes, s.Queue.Cause))
+	}
+	return errors.Join(errs...)
+}
+
+// Stats are a runtime's counters, with those of what its context shares.
+type Stats struct {
+	Sessions  int // open
+	Abandoned int // values, publications and transfers that became garbage, ever
+	Leaked    int // leaked on purpose, ever
+	Queue     retirequeue.Stats
+	Memory    memory.Stats // of the context
+	Pinned    pinned.Stats // of the context
+	Events    event.Stats  // of the context
+}
+
+// Stats returns the counters at this instant.
+func (rt *Runtime) Stats() Stats {
+	rt.mu.Lock()
+	sessions := rt.sessions
+	rt.mu.Unlock()
+	return Stats{
+		Sessions: sessions, Abandoned: int(rt.abandons.Load()), Leaked: int(rt.leaked.Load()), Queue: rt.queue.Stats(),
+		Memory: rt.mem.Stats(), Pinned: rt.pinned.Stats(), Events: event.PoolOf(rt.core).Stats(),
+	}
+}
+
+// list is a lock-free list of records that cleanups push.
+type list struct{ head atomic.Pointer[record] }
+
+func (l *list) push(r *record) {
+	for {
+		r.next = l.head.Load()
+		if l.head.CompareAndSwap(r.next, r) {
+			break
+		}
+	}
+	r.rt.watch()
+}
+
+func (l *list) take() *record { return l.head.Swap(nil) }

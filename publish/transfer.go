@@ -1,0 +1,144 @@
+package publish
+
+import (
+	"context"
+	"runtime"
+
+	"github.com/purecuda/purecuda/internal/wire"
+	"github.com/purecuda/purecuda/pinned"
+)
+
+// Transfer is a pending copy: it owns the buffer, and for a download the
+// publication that it consumed. It is ended by Wait or Close.
+type Transfer struct {
+	r    *record
+	life *life
+}
+
+// Err returns nil while the caller owns the transfer and it did not fail.
+func (t *Transfer) Err() error {
+	if t == nil || t.r == nil {
+		return unusable("transfer", closedNil)
+	}
+	if err := t.r.transfer.Err(); err != nil {
+		return t.over("transfer", err)
+	}
+	return t.r.broken("transfer")
+}
+
+// over is the error of a use after the end: the failure that ended it, if any.
+func (t *Transfer) over(op string, err error) error {
+	if f := t.r.failed.Load(); f != nil {
+		return &UnprovenError{op, *f}
+	}
+	return unusable("transfer", err)
+}
+
+// Ready tells whether the copy is done (cuEventQuery). It never waits. After a
+// failure it returns that failure, an [*UnprovenError].
+func (t *Transfer) Ready() (bool, error) {
+	if t == nil || t.r == nil {
+		return false, unusable("transfer", closedNil)
+	}
+	r := t.r
+	if err := r.transfer.Borrow(); err != nil {
+		return false, t.over("transfer", err)
+	}
+	defer t.end()
+	if err := r.broken("transfer"); err != nil {
+		return false, err
+	}
+	ready, err := r.copied.Poll()
+	if err != nil {
+		return false, &UnprovenError{"transfer", r.fail(err)}
+	}
+	return ready, nil
+}
+
+func (t *Transfer) end() {
+	if t.r.transfer.Return() {
+		t.r.closeTransfer()
+	}
+	runtime.KeepAlive(t)
+}
+
+// Wait waits until the copy is done, ends the transfer, and gives the buffer
+// back under a new handle; what else the transfer owned is released. The end
+// of ctx ends this wait alone, with ctx.Err(): the transfer stays as it is. A
+// failure is an [*UnprovenError]: what the transfer owns is retained for good.
+func (t *Transfer) Wait(ctx context.Context) (*pinned.Buffer, error) {
+	if t == nil || t.r == nil {
+		return nil, unusable("transfer", closedNil)
+	}
+	r := t.r
+	if err := r.transfer.Borrow(); err != nil {
+		return nil, t.over("wait", err)
+	}
+	r.rt.retain()
+	t.end()
+	defer r.rt.unpin()
+	err := r.broken("wait")
+	if err == nil {
+		err = r.copied.Wait(ctx)
+		if err != nil && err == ctx.Err() {
+			return nil, err
+		}
+		if err != nil {
+			err = &UnprovenError{"wait", r.fail(err)}
+		}
+	}
+	if taken := r.transfer.Take(); taken != nil {
+		if err != nil {
+			return nil, err
+		}
+		return nil, t.over("wait", taken)
+	}
+	runtime.KeepAlive(t)
+	r.transfer.Give()
+	if err != nil {
+		r.keep(*r.failed.Load())
+		return nil, err
+	}
+	block := r.buf
+	r.buf = nil
+	buf := wire.NewBuffer(block, r.n).(*pinned.Buffer)
+	if cause := r.terminal(); cause != nil {
+		r.keep(cause) // the copy is done; the source was tainted, or is on a lost context
+	} else {
+		r.releaseNow()
+	}
+	return buf, nil
+}
+
+// Done returns a channel that is closed when the copy is done or failed. It is
+// nil after the transfer's end.
+func (t *Transfer) Done() <-chan struct{} {
+	if t == nil || t.r == nil || t.r.transfer.Err() != nil {
+		return nil
+	}
+	defer runtime.KeepAlive(t)
+	return t.r.copied.Done()
+}
+
+// Close retires the transfer behind its copy: buffer and source are released
+// once it is done. It never waits. Closing a transfer that has ended does
+// nothing.
+func (t *Transfer) Close() error {
+	if t == nil || t.r == nil {
+		return nil
+	}
+	if t.r.transfer.Close() {
+		t.r.closeTransfer()
+	}
+	runtime.KeepAlive(t)
+	return nil
+}
+
+// Leak retains what the transfer owns for the life of the process, and counts
+// it.
+func (t *Transfer) Leak() {
+	if t != nil && t.r != nil && t.r.transfer.Close() {
+		t.r.leak()
+	}
+	runtime.KeepAlive(t)
+}

@@ -1,0 +1,377 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/purecuda/purecuda/event"
+	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/internal/watch"
+	"github.com/purecuda/purecuda/internal/wire"
+)
+
+var (
+	// ErrFull is in the error of an enqueue that would pass the bound of
+	// operations in flight: nothing was enqueued.
+	ErrFull = errors.New("stream is full")
+	// ErrCapturing is in the error of an enqueue on a stream that captures:
+	// nothing was enqueued.
+	ErrCapturing = errors.New("stream captures a graph")
+	// ErrHeld is in the error of a second session on a stream.
+	ErrHeld = errors.New("stream is held by another session")
+
+	errUnset = errors.New("event was never recorded")
+)
+
+// Credits bounds the operations in flight in one lane. The driver blocks at
+// about 1,021 pending copies, launches, memsets and host functions
+// (docs/driver-facts.md, "A full stream blocks").
+const Credits = 512
+
+// markEvery is how many operations without a fence go by before a lane records
+// a mark of its own, so that credits return.
+const markEvery = 64
+
+// Lane is the engine of a stream: it orders enqueues, counts what is in flight
+// and owns the events of its marks. This module's packages reach it through
+// internal/wire; programs use [Stream].
+type Lane struct {
+	core    *wire.Context
+	h       cuapi.Stream
+	events  *event.Pool
+	watcher *watch.Watcher
+
+	held    atomic.Bool // a session captured it
+	foreign atomic.Bool // other code knows the handle: it may capture
+	adopted bool        // other code owns the driver's stream
+	users   atomic.Int32
+	broken  atomic.Pointer[error] // the first enqueue that failed: not for new users
+	credits atomic.Int64
+	issued  atomic.Uint64 // operations enqueued; written under enq
+
+	enq      sync.Mutex // over own enqueues alone: the order of marks is their order in the stream
+	unmarked int        // operations since the last mark
+
+	mu      sync.Mutex // never held over a driver call
+	head    *Mark      // pending marks in stream order
+	tail    *Mark
+	solo    *Mark // pending marks that were recorded outside enq
+	retired uint64
+	wanted  int // pending marks that the watcher looks for
+}
+
+// An Enqueued error tells that an enqueue failed after it began: whether the
+// driver enqueued anything is unknown.
+type Enqueued struct{ Err error }
+
+func (e *Enqueued) Error() string { return e.Err.Error() }
+func (e *Enqueued) Unwrap() error { return e.Err }
+
+func newLane(core *wire.Context, h cuapi.Stream) *Lane {
+	l := &Lane{core: core, h: h, events: event.PoolOf(core), watcher: WatcherOf(core)}
+	l.Retain()
+	return l
+}
+
+type watcherKey struct{}
+
+// WatcherOf returns the context's completion watcher.
+func WatcherOf(core *wire.Context) *watch.Watcher {
+	return core.Shared(watcherKey{}, func() any { return new(watch.Watcher) }).(*watch.Watcher)
+}
+
+// Retain keeps the lane for one more user.
+func (l *Lane) Retain() { l.users.Add(1) }
+
+// Drop ends one use. The last one gives the lane to the context's idle ones. It
+// makes no driver call.
+func (l *Lane) Drop() {
+	if l.users.Add(-1) == 0 && !l.adopted {
+		idleOf(l.core).push(l)
+	}
+}
+
+// Expose returns the driver's stream for other code, which may capture it.
+func (l *Lane) Expose() uintptr {
+	l.foreign.Store(true)
+	return uintptr(l.h)
+}
+
+// Failed returns the first failed enqueue, or nil.
+func (l *Lane) Failed() error {
+	if p := l.broken.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
+
+// Core returns the context.
+func (l *Lane) Core() *wire.Context { return l.core }
+
+// Handle returns the driver's stream.
+func (l *Lane) Handle() cuapi.Stream { return l.h }
+
+// Hold captures the lane for one session.
+func (l *Lane) Hold() bool { return l.held.CompareAndSwap(false, true) }
+
+// Unhold ends the capture.
+func (l *Lane) Unhold() { l.held.Store(false) }
+
+// Issued returns how many operations the lane enqueued so far.
+func (l *Lane) Issued() uint64 { return l.issued.Load() }
+
+// InFlight returns how many operations are not known to be complete.
+func (l *Lane) InFlight() int { return int(l.credits.Load()) }
+
+// Upload copies n bytes of pinned memory to the device, and records m behind
+// the copy, in one crossing (cuMemcpyHtoDAsync, cuEventRecord).
+func (l *Lane) Upload(dst cuapi.DevicePtr, src cuapi.HostPtr, n uintptr, m *Mark) error {
+	list := cuapi.NewList()
+	list.MemcpyHtoDAsync(dst, src, n, l.h)
+	return l.run(list, 1, m, n)
+}
+
+// Download copies n bytes of device memory to pinned memory, and records m
+// behind the copy, in one crossing (cuMemcpyDtoHAsync, cuEventRecord).
+func (l *Lane) Download(dst cuapi.HostPtr, src cuapi.DevicePtr, n uintptr, m *Mark) error {
+	list := cuapi.NewList()
+	list.MemcpyDtoHAsync(dst, src, n, l.h)
+	return l.run(list, 1, m, n)
+}
+
+// Fill sets n bytes of device memory (cuMemsetD8Async).
+func (l *Lane) Fill(dst cuapi.DevicePtr, value byte, n uintptr) error {
+	list := cuapi.NewList()
+	list.MemsetD8Async(dst, value, n, l.h)
+	return l.run(list, 1, nil, n)
+}
+
+// Launch starts a kernel (cuLaunchKernel). The driver copies the arguments
+// before it returns.
+func (l *Lane) Launch(f cuapi.Function, grid, block [3]uint32, shared uint32, params *cuapi.HostPtr) error {
+	list := cuapi.NewList()
+	list.LaunchKernel(f, grid[0], grid[1], grid[2], block[0], block[1], block[2], shared, l.h, params, nil)
+	return l.run(list, 1, nil, 0)
+}
+
+// Alloc takes n bytes from a pool, in stream order (cuMemAllocFromPoolAsync).
+// It counts as an operation: what frees the memory elsewhere must be behind it.
+func (l *Lane) Alloc(out *cuapi.DevicePtr, n uintptr, pool cuapi.MemPool) error {
+	list := cuapi.NewList()
+	list.MemAllocFromPoolAsync(out, n, pool, l.h)
+	return l.run(list, 1, nil, n)
+}
+
+// Record records m behind everything enqueued so far (cuEventRecord).
+func (l *Lane) Record(m *Mark) error { return l.run(cuapi.NewList(), 0, m, 0) }
+
+// run enqueues the list, which holds n operations, with m's record behind it,
+// and frees the list. A plain error is a rejection: no driver call was made
+// that enqueues. An *Enqueued error is not.
+func (l *Lane) run(list *cuapi.List, n int, m *Mark, bytes uintptr) error {
+	defer list.Free()
+	if err := l.admit(n); err != nil {
+		return err
+	}
+	own := m == nil // a mark of the lane's own, if one is due
+	l.enq.Lock()
+	if own && l.unmarked+n >= markEvery {
+		m = new(Mark)
+	}
+	if m != nil {
+		ev, err := l.events.Get()
+		switch {
+		case err == nil:
+			m.lane, m.ev = l, ev
+			list.EventRecord(ev, l.h)
+		case own:
+			m = nil // the next operation tries again
+		default:
+			l.enq.Unlock()
+			l.credits.Add(-int64(n))
+			return err
+		}
+	}
+	done, r := l.core.Table.Run(list)
+	// What failed may have been enqueued all the same: it counts.
+	issued := l.issued.Add(uint64(n))
+	l.unmarked += n
+	if m != nil && r == cuapi.Success {
+		l.unmarked = 0
+		m.upto = issued
+		m.state.Store(pending)
+		l.mu.Lock()
+		if l.tail == nil {
+			l.head = m
+		} else {
+			l.tail.next = m
+		}
+		l.tail = m
+		l.mu.Unlock()
+	}
+	l.enq.Unlock()
+	if r == cuapi.Success {
+		return nil
+	}
+	var detail string
+	if bytes != 0 && done < n {
+		detail = fmt.Sprintf("%d bytes", bytes)
+	}
+	err := l.core.Fail(list.ID(done), r, detail)
+	if own && done >= n {
+		return nil // the lane's own mark failed: the operation did not
+	}
+	if list.ID(done) != cuapi.IDMemAllocFromPoolAsync { // no memory is no damage
+		l.broken.CompareAndSwap(nil, &err)
+	}
+	return &Enqueued{err}
+}
+
+// admit takes n credits, or says why nothing may be enqueued.
+func (l *Lane) admit(n int) error {
+	if err := l.core.Lost(); err != nil {
+		return err
+	}
+	if l.foreign.Load() {
+		if err := l.capturing(); err != nil {
+			return err
+		}
+	}
+	if n == 0 || l.take(n) {
+		return nil
+	}
+	l.Poll() // one look at what completed
+	if l.take(n) {
+		return nil
+	}
+	return fmt.Errorf("%w: %d operations are in flight, the bound is %d", ErrFull, l.credits.Load(), Credits)
+}
+
+func (l *Lane) take(n int) bool {
+	for {
+		used := l.credits.Load()
+		if used+int64(n) > Credits {
+			return false
+		}
+		if l.credits.CompareAndSwap(used, used+int64(n)) {
+			return true
+		}
+	}
+}
+
+func (l *Lane) capturing() error {
+	status := new(int32)
+	if r := l.core.Table.StreamIsCapturing(l.h, status); r != cuapi.Success {
+		return l.core.Fail(cuapi.IDStreamIsCapturing, r, "")
+	}
+	if *status != cuapi.CaptureStatusNone {
+		return ErrCapturing
+	}
+	return nil
+}
+
+// Fence sets m to a fence behind the first upto operations of the lane, for an
+// owner that is let go of: it takes no enqueue lock. m is complete already, or
+// recorded now, outside the lane's order (cuEventRecord).
+func (l *Lane) Fence(m *Mark, upto uint64) error {
+	m.lane = l
+	l.mu.Lock()
+	known := l.retired >= upto
+	l.mu.Unlock()
+	if known {
+		m.state.Store(complete)
+		return l.core.Lost()
+	}
+	if err := l.core.Lost(); err != nil {
+		return err
+	}
+	ev, err := l.events.Get()
+	if err != nil {
+		return err
+	}
+	if r := l.core.Table.EventRecord(ev, l.h); r != cuapi.Success {
+		return &Enqueued{l.core.Fail(cuapi.IDEventRecord, r, "")}
+	}
+	l.mu.Lock()
+	m.ev, m.solo, m.next = ev, true, l.solo
+	m.state.Store(pending)
+	l.solo = m
+	l.mu.Unlock()
+	return nil
+}
+
+// Poll looks at the oldest pending mark until one is not ready, and at each
+// that stands for itself. It never waits, and is the watcher's look.
+func (l *Lane) Poll() (progress, more bool) {
+	for {
+		l.mu.Lock()
+		m := l.head
+		l.mu.Unlock()
+		if m == nil || !l.look(m) {
+			break
+		}
+		progress = true
+	}
+	l.mu.Lock()
+	var solo []*Mark
+	for m := l.solo; m != nil; m = m.next {
+		solo = append(solo, m)
+	}
+	l.mu.Unlock()
+	for _, m := range solo {
+		progress = l.look(m) || progress
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return progress, l.wanted > 0
+}
+
+// spins is how often a wait looks before it parks: about 20 µs of queries.
+const spins = 64
+
+// Wait waits until the mark is complete. The end of ctx ends this wait alone.
+func (m *Mark) Wait(ctx context.Context) error {
+	for i := range spins {
+		if done, err := m.Poll(); done || err != nil {
+			return err
+		}
+		if i == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if i > spins/2 {
+			runtime.Gosched()
+		}
+	}
+	select {
+	case <-m.Done():
+		done, err := m.Peek()
+		if err == nil && !done {
+			err = errUnset
+		}
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Synchronize waits until everything that the lane enqueued before is done.
+func (l *Lane) Synchronize(ctx context.Context) error {
+	m := new(Mark)
+	if err := l.Record(m); err != nil {
+		return err
+	}
+	return m.Wait(ctx)
+}
+
+// Submit has the driver send what it may hold back to the device, as Windows'
+// display driver does until a query (cuStreamQuery). It never waits.
+func (l *Lane) Submit() error {
+	if r := l.core.Table.StreamQuery(l.h); r != cuapi.Success && r != cuapi.NotReady {
+		return l.core.Fail(cuapi.IDStreamQuery, r, "")
+	}
+	return nil
+}

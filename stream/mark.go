@@ -1,0 +1,222 @@
+package stream
+
+import (
+	"sync/atomic"
+
+	"github.com/purecuda/purecuda/internal/cuapi"
+)
+
+// A Mark is one event recorded in a lane: the fence behind everything that the
+// lane enqueued before it. It is embedded in what waits for it, and belongs to
+// its lane from the record on.
+type Mark struct {
+	lane  *Lane
+	ev    cuapi.Event
+	upto  uint64 // operations of the lane that it is behind
+	solo  bool   // recorded outside the enqueue lock: stands for itself alone
+	next  *Mark
+	state atomic.Uint32 // markState
+
+	// Guarded by lane.mu.
+	refs   int // queries of ev under way
+	wanted bool
+	err    error
+	wake   chan struct{}
+}
+
+type markState = uint32
+
+const (
+	unset    markState = iota // not recorded: never ready, whatever the driver says
+	pending                   // recorded, completion not observed
+	complete                  // observed
+	failed                    // can never be proven
+)
+
+// Recorded tells whether the mark's event was recorded.
+func (m *Mark) Recorded() bool { return m.state.Load() != unset }
+
+// Peek tells what was observed so far, without a driver call: true when the
+// mark is complete, an error when it failed or its context is lost.
+func (m *Mark) Peek() (bool, error) {
+	switch m.state.Load() {
+	case complete:
+		return true, m.lane.core.Lost()
+	case failed:
+		m.lane.mu.Lock()
+		defer m.lane.mu.Unlock()
+		return false, m.err
+	case unset:
+		return false, errUnset
+	}
+	return false, m.lane.core.Lost()
+}
+
+// Poll makes one look at the mark (cuEventQuery) unless its state is known.
+// It never waits.
+func (m *Mark) Poll() (bool, error) {
+	if done, err := m.Peek(); done || err != nil {
+		return done, err
+	}
+	m.lane.look(m)
+	return m.Peek()
+}
+
+// Want has the watcher look for the mark until it is complete or failed.
+func (m *Mark) Want() {
+	l := m.lane
+	l.mu.Lock()
+	l.want(m)
+	l.mu.Unlock()
+	l.watcher.Add(l)
+}
+
+func (l *Lane) want(m *Mark) {
+	if !m.wanted && m.state.Load() == pending {
+		m.wanted = true
+		l.wanted++
+	}
+}
+
+// Done returns a channel that is closed when the mark is complete or failed.
+// The watcher looks for it from now on.
+func (m *Mark) Done() <-chan struct{} {
+	l := m.lane
+	l.mu.Lock()
+	if m.wake == nil {
+		m.wake = make(chan struct{})
+		if m.state.Load() != pending {
+			close(m.wake)
+		}
+	}
+	ch := m.wake
+	l.want(m)
+	l.mu.Unlock()
+	l.watcher.Add(l)
+	return ch
+}
+
+// look queries one pending mark and records what it saw.
+func (l *Lane) look(m *Mark) (progress bool) {
+	l.mu.Lock()
+	if m.state.Load() != pending {
+		l.mu.Unlock()
+		return true
+	}
+	m.refs++
+	ev := m.ev
+	l.mu.Unlock()
+
+	r := l.core.Table.EventQuery(ev)
+
+	var err error
+	if r != cuapi.Success && r != cuapi.NotReady {
+		err = l.core.Fail(cuapi.IDEventQuery, r, "")
+	}
+	l.mu.Lock()
+	m.refs--
+	switch {
+	case r == cuapi.Success:
+		l.completeLocked(m)
+		progress = true
+	case err != nil:
+		l.failLocked(m, err)
+		progress = true
+	}
+	l.reuseLocked(m)
+	l.mu.Unlock()
+	return progress
+}
+
+// completeLocked settles m, and with it every mark before it in the lane: a
+// stream completes in order.
+func (l *Lane) completeLocked(m *Mark) {
+	if m.state.Load() != pending {
+		return
+	}
+	if m.solo {
+		l.unlinkLocked(m)
+		l.settleLocked(m, complete, nil)
+		return
+	}
+	for {
+		h := l.head
+		l.head = h.next
+		if l.head == nil {
+			l.tail = nil
+		}
+		h.next = nil
+		l.settleLocked(h, complete, nil)
+		if h == m {
+			break
+		}
+	}
+	if done := m.upto; done > l.retired {
+		l.credits.Add(-int64(done - l.retired))
+		l.retired = done
+	}
+}
+
+func (l *Lane) failLocked(m *Mark, err error) {
+	if m.state.Load() != pending {
+		return
+	}
+	l.unlinkLocked(m)
+	l.settleLocked(m, failed, err)
+	if lost := l.core.Lost(); lost != nil { // then so are all others
+		for _, list := range []**Mark{&l.head, &l.solo} {
+			for *list != nil {
+				h := *list
+				*list = h.next
+				h.next = nil
+				l.settleLocked(h, failed, lost)
+			}
+		}
+		l.tail = nil
+	}
+}
+
+func (l *Lane) settleLocked(m *Mark, s markState, err error) {
+	m.err = err
+	m.state.Store(s)
+	if m.wanted {
+		m.wanted = false
+		l.wanted--
+	}
+	if m.wake != nil {
+		close(m.wake)
+	}
+	l.reuseLocked(m)
+}
+
+// reuseLocked puts the event back once it completed and nobody queries it. The
+// event of a failed mark is never used again.
+func (l *Lane) reuseLocked(m *Mark) {
+	if m.refs == 0 && m.ev != 0 && m.state.Load() == complete {
+		l.events.Put(m.ev)
+		m.ev = 0
+	}
+}
+
+func (l *Lane) unlinkLocked(m *Mark) {
+	list := &l.head
+	if m.solo {
+		list = &l.solo
+	}
+	var prev *Mark
+	for h := *list; h != nil; prev, h = h, h.next {
+		if h != m {
+			continue
+		}
+		if prev == nil {
+			*list = h.next
+		} else {
+			prev.next = h.next
+		}
+		if !m.solo && l.tail == h {
+			l.tail = prev
+		}
+		h.next = nil
+		return
+	}
+}
