@@ -226,9 +226,11 @@ func TestLostContext(t *testing.T) {
 	must(t, err)
 	v, err := s.Alloc(publish.U8, 32)
 	must(t, err)
+	release := r.hold(s) // or the watcher may see the fault before we publish
 	must(t, s.Launch(r.bad, kernel.Grid(1), publish.Out(v)))
 	broken, err := s.Publish(v)
 	must(t, err)
+	release()
 
 	is := func(what string, err error) {
 		t.Helper()
