@@ -12,6 +12,7 @@ import (
 	"github.com/purecuda/purecuda/cudasim"
 	"github.com/purecuda/purecuda/driver"
 	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/internal/wire"
 	"github.com/purecuda/purecuda/kernel"
 	"github.com/purecuda/purecuda/publish"
 	"github.com/purecuda/purecuda/stream"
@@ -200,12 +201,12 @@ func TestEveryCallFails(t *testing.T) {
 // not see: what they release is retained instead.
 var quiet = map[string]bool{"cuMemFreeAsync": true, "cuCtxPopCurrent_v2": true, "cuEventRecord": true}
 
-// settle drains until nothing is pending.
+// settle drains until nothing is pending and the watcher has gone.
 func (r *rig) settle() {
 	r.t.Helper()
-	for range 100000 {
+	for range 1000000 {
 		r.rt.Drain()
-		if r.rt.Stats().Queue.Pending == 0 {
+		if r.rt.Stats().Queue.Pending == 0 && !stream.WatcherOf(wire.ContextOf(r.ctx)).Running() {
 			return
 		}
 		runtime.Gosched()

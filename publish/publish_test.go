@@ -92,6 +92,7 @@ func TestEvidenceNoSessionInConsumption(t *testing.T) {
 	buf := r.buffer(make([]byte, 512))
 	must(t, s.Close())
 
+	r.settle() // the watcher makes no calls from here on
 	r.sim.StartTrace()
 	tr, err := p.DownloadInto(buf)
 	must(t, err)

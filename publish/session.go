@@ -183,9 +183,9 @@ func (s *Session) Synchronize(ctx context.Context) error {
 
 // Alloc takes device memory for a value of that type and shape, outermost
 // dimension first, ready in the order of the session's stream
-// (cuMemAllocFromPoolAsync). Its content is undefined. It never waits: when
-// memory is short the error matches driver.ErrOutOfMemory, when the retirement
-// slots are used up ErrQueueFull.
+// (cuMemAllocFromPoolAsync). Its content is undefined. It never waits. The error
+// is a [*RejectedError]: it matches driver.ErrOutOfMemory when memory is short
+// even after a drain, and ErrQueueFull when the retirement slots are used up.
 func (s *Session) Alloc(d DType, shape ...int) (*Value, error) {
 	st, err := s.begin()
 	if err != nil {
@@ -208,11 +208,10 @@ func (s *Session) Alloc(d DType, shape ...int) (*Value, error) {
 	}
 	if err != nil {
 		r.cancel()
-		var enqueued *stream.Enqueued
-		if errors.As(err, &enqueued) { // nothing was moved or borrowed
-			err = enqueued.Err
+		if _, unproven := outcome(err); unproven != nil {
+			err = unproven // no owner was moved or borrowed
 		}
-		return nil, fmt.Errorf("publish: alloc of %v %v: %w", d, shape, err)
+		return nil, &RejectedError{Op: "alloc", Reason: fmt.Errorf("%v %v: %w", d, shape, err)}
 	}
 	r.use(st.lane.Issued())
 	r.value.Open()

@@ -53,8 +53,9 @@ type Lane struct {
 	credits atomic.Int64
 	issued  atomic.Uint64 // operations enqueued; written under enq
 
-	enq      sync.Mutex // over own enqueues alone: the order of marks is their order in the stream
-	unmarked int        // operations since the last mark
+	unmarked atomic.Int64 // operations since the last mark
+
+	enq sync.Mutex // over own enqueues alone: the order of marks is their order in the stream
 
 	mu      sync.Mutex // never held over a driver call
 	head    *Mark      // pending marks in stream order
@@ -63,6 +64,10 @@ type Lane struct {
 	retired uint64
 	wanted  int // pending marks that the watcher looks for
 }
+
+// submitsLate tells that the driver may keep enqueued work from the device
+// until a query, as it does under Windows' display driver model.
+const submitsLate = runtime.GOOS == "windows"
 
 // An Enqueued error tells that an enqueue failed after it began: whether the
 // driver enqueued anything is unknown.
@@ -178,8 +183,7 @@ func (l *Lane) run(list *cuapi.List, n int, m *Mark, bytes uintptr) error {
 		return err
 	}
 	own := m == nil // a mark of the lane's own, if one is due
-	l.enq.Lock()
-	if own && l.unmarked+n >= markEvery {
+	if own && l.unmarked.Add(int64(n)) >= markEvery {
 		m = new(Mark)
 	}
 	if m != nil {
@@ -188,20 +192,19 @@ func (l *Lane) run(list *cuapi.List, n int, m *Mark, bytes uintptr) error {
 		case err == nil:
 			m.lane, m.ev = l, ev
 			list.EventRecord(ev, l.h)
+			l.unmarked.Store(0)
 		case own:
 			m = nil // the next operation tries again
 		default:
-			l.enq.Unlock()
 			l.credits.Add(-int64(n))
 			return err
 		}
 	}
+	l.enq.Lock()
 	done, r := l.core.Table.Run(list)
 	// What failed may have been enqueued all the same: it counts.
 	issued := l.issued.Add(uint64(n))
-	l.unmarked += n
 	if m != nil && r == cuapi.Success {
-		l.unmarked = 0
 		m.upto = issued
 		m.state.Store(pending)
 		l.mu.Lock()
@@ -215,6 +218,9 @@ func (l *Lane) run(list *cuapi.List, n int, m *Mark, bytes uintptr) error {
 	}
 	l.enq.Unlock()
 	if r == cuapi.Success {
+		if submitsLate && m != nil {
+			l.Submit() // what it finds is found again by the mark's query
+		}
 		return nil
 	}
 	var detail string
@@ -286,7 +292,7 @@ func (l *Lane) Fence(m *Mark, upto uint64) error {
 		m.state.Store(complete)
 		return l.core.Lost()
 	}
-	if err := l.core.Lost(); err != nil {
+	if err := l.admit(0); err != nil {
 		return err
 	}
 	ev, err := l.events.Get()

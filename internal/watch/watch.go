@@ -107,6 +107,9 @@ func (w *Watcher) round() (progress, more bool) {
 	return progress, more
 }
 
+// Running tells whether the watcher has something to look for.
+func (w *Watcher) Running() bool { return w.running.Load() }
+
 // Look makes one look at each source, on the caller's goroutine.
 func (w *Watcher) Look() {
 	w.mu.Lock()
