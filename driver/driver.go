@@ -13,6 +13,7 @@ package driver
 import (
 	"bytes"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"runtime"
 	"strings"
@@ -23,21 +24,31 @@ import (
 	"github.com/purecuda/purecuda/internal/wire"
 )
 
-// LoadError tells why no driver could be opened: each place that was tried,
-// with its reason.
+// LoadError tells why no driver could be opened: each library that was tried,
+// with its reason. [errors.Is] and [errors.As] look at the reasons: a file that
+// is not there matches [fs.ErrNotExist], a driver that does not start is an
+// [*Error] of cuInit, a platform without CUDA matches [errors.ErrUnsupported].
 type LoadError struct {
 	Attempts []Attempt
-	cause    error
+	text     string
 }
 
-// An Attempt is one library that was tried.
+// An Attempt is one library that was tried. Path is empty where none was.
 type Attempt struct {
 	Path string
 	Err  error
 }
 
-func (e *LoadError) Error() string { return e.cause.Error() }
-func (e *LoadError) Unwrap() error { return e.cause }
+func (e *LoadError) Error() string { return e.text }
+
+// Unwrap returns the reason of each attempt.
+func (e *LoadError) Unwrap() []error {
+	list := make([]error, len(e.Attempts))
+	for i, a := range e.Attempts {
+		list[i] = a.Err
+	}
+	return list
+}
 
 // Driver is a loaded CUDA driver library. It stays loaded for the life of the
 // process.
@@ -74,11 +85,19 @@ func Open() (*Driver, error) { return OpenPath("") }
 func OpenPath(path string) (*Driver, error) {
 	lib, err := cuload.Open(path)
 	if err != nil {
-		load := &LoadError{cause: err}
-		if tried, ok := err.(*cuload.Error); ok {
-			for _, a := range tried.Attempts {
-				load.Attempts = append(load.Attempts, Attempt{a.Path, a.Err})
+		load := &LoadError{text: "driver: " + err.Error()}
+		var tried *cuload.Error
+		if !errors.As(err, &tried) {
+			load.Attempts = []Attempt{{path, err}}
+			return nil, load
+		}
+		for _, a := range tried.Attempts {
+			reason := a.Err
+			var start *cuload.InitError
+			if errors.As(a.Err, &start) {
+				reason = &Error{Op: start.Call, Code: Result(start.Result)}
 			}
+			load.Attempts = append(load.Attempts, Attempt{a.Path, reason})
 		}
 		return nil, load
 	}

@@ -39,14 +39,20 @@ func Grid(n ...int) Config {
 
 func (c Config) check(f *Function) error {
 	threads := uint64(1)
-	for i := range 3 {
-		if c.Blocks[i] == 0 || c.Threads[i] == 0 {
-			return fmt.Errorf("kernel %s: blocks %v of threads %v: no dimension may be 0", f.name, c.Blocks, c.Threads)
+	for i, axis := range "xyz" {
+		if n, limit := c.Blocks[i], f.limits.grid[i]; n == 0 || uint64(n) > uint64(limit) {
+			return fmt.Errorf("kernel %s: %d blocks in %c, want 1 to %d: %w", f.name, n, axis, limit, ErrConfig)
+		}
+		if n, limit := c.Threads[i], f.limits.block[i]; n == 0 || uint64(n) > uint64(limit) {
+			return fmt.Errorf("kernel %s: %d threads of a block in %c, want 1 to %d: %w", f.name, n, axis, limit, ErrConfig)
 		}
 		threads *= uint64(c.Threads[i])
 	}
-	if limit := f.limits.threads; limit > 0 && threads > uint64(limit) {
-		return fmt.Errorf("kernel %s: %d threads a block, at most %d", f.name, threads, limit)
+	if limit := f.limits.threads; threads > uint64(limit) {
+		return fmt.Errorf("kernel %s: %d threads a block, at most %d: %w", f.name, threads, limit, ErrConfig)
+	}
+	if allowed := f.allowed.Load(); int64(c.Shared) > allowed {
+		return fmt.Errorf("kernel %s: %d bytes of dynamic shared memory, at most %d without AllowShared: %w", f.name, c.Shared, allowed, ErrConfig)
 	}
 	return nil
 }
@@ -90,9 +96,14 @@ func init() {
 	}
 }
 
-// ErrArguments is in the error of a launch whose arguments do not fit the
-// kernel's parameters: nothing was enqueued.
-var ErrArguments = errors.New("arguments do not fit the kernel's parameters")
+var (
+	// ErrArguments is in the error of a launch whose arguments do not fit the
+	// kernel's parameters: nothing was enqueued.
+	ErrArguments = errors.New("arguments do not fit the kernel's parameters")
+	// ErrConfig is in the error of a launch whose blocks, threads or shared
+	// memory are beyond what kernel and device allow: nothing was enqueued.
+	ErrConfig = errors.New("launch out of bounds")
+)
 
 // Launch enqueues the kernel in a lane. addresses are those of the operands, in
 // their order. A plain error is a rejection; an *stream.Enqueued is not.

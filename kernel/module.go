@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/purecuda/purecuda/driver"
 	"github.com/purecuda/purecuda/internal/cuapi"
@@ -115,11 +116,47 @@ type Function struct {
 	name   string
 	params []int // sizes in bytes; nil where the driver can not tell
 	limits limits
+
+	allowed atomic.Int64 // dynamic shared memory, bytes
 }
 
+// limits are the bounds that a launch is checked against before anything is
+// enqueued: those of the kernel and those of its device.
 type limits struct {
-	threads int // most threads of a block
-	shared  int // static shared memory, bytes
+	threads int // most threads of a block of this kernel
+	static  int // static shared memory, bytes
+	block   [3]int
+	grid    [3]int
+	shared  int // most shared memory of a block without AllowShared
+}
+
+func (f *Function) readLimits() error {
+	t := f.core.Table
+	v := new(int32)
+	for _, a := range []struct {
+		attr int32
+		to   *int
+	}{{cuapi.FuncMaxThreadsPerBlock, &f.limits.threads}, {cuapi.FuncSharedSize, &f.limits.static}} {
+		if r := f.core.Current(func() cuapi.Result { return t.FuncGetAttribute(v, a.attr, f.h) }); r != cuapi.Success {
+			return f.core.Fail(cuapi.IDFuncGetAttribute, r, fmt.Sprintf("kernel %q", f.name))
+		}
+		*a.to = int(*v)
+	}
+	for _, a := range []struct {
+		attr int32
+		to   *int
+	}{
+		{cuapi.DeviceMaxBlockDimX, &f.limits.block[0]}, {cuapi.DeviceMaxBlockDimY, &f.limits.block[1]}, {cuapi.DeviceMaxBlockDimZ, &f.limits.block[2]},
+		{cuapi.DeviceMaxGridDimX, &f.limits.grid[0]}, {cuapi.DeviceMaxGridDimY, &f.limits.grid[1]}, {cuapi.DeviceMaxGridDimZ, &f.limits.grid[2]},
+		{cuapi.DeviceMaxSharedPerBlock, &f.limits.shared},
+	} {
+		if r := t.DeviceGetAttribute(v, a.attr, f.core.Device); r != cuapi.Success {
+			return f.core.Fail(cuapi.IDDeviceGetAttribute, r, fmt.Sprintf("attribute %d", a.attr))
+		}
+		*a.to = int(*v)
+	}
+	f.allowed.Store(int64(f.limits.shared - f.limits.static))
+	return nil
 }
 
 // Function finds a kernel by its entry name and loads it to the device now, so
@@ -154,15 +191,8 @@ func (m *Module) Function(name string) (*Function, error) {
 		}
 	}
 	// Reading an attribute loads a kernel on drivers that lack cuFuncLoad.
-	for _, a := range []struct {
-		attr int32
-		to   *int
-	}{{cuapi.FuncMaxThreadsPerBlock, &f.limits.threads}, {cuapi.FuncSharedSize, &f.limits.shared}} {
-		v := new(int32)
-		if r := m.core.Current(func() cuapi.Result { return t.FuncGetAttribute(v, a.attr, f.h) }); r != cuapi.Success {
-			return nil, m.core.Fail(cuapi.IDFuncGetAttribute, r, fmt.Sprintf("kernel %q", name))
-		}
-		*a.to = int(*v)
+	if err := f.readLimits(); err != nil {
+		return nil, err
 	}
 	if err := f.readParams(); err != nil {
 		return nil, err
@@ -228,5 +258,6 @@ func (f *Function) AllowShared(bytes int) error {
 	if r != cuapi.Success {
 		return f.core.Fail(cuapi.IDFuncSetAttribute, r, fmt.Sprintf("kernel %q, %d bytes of shared memory", f.name, bytes))
 	}
+	f.allowed.Store(int64(bytes))
 	return nil
 }

@@ -161,7 +161,8 @@ func (f *filter) produce(rt *publish.Runtime, size image.Point, in, table *pinne
 	}
 	defer weights.Close()
 
-	// Only to show a frontier that is surely pending: nothing else needs it.
+	// Only to show a frontier that is surely pending: other programs need no
+	// hold, and can not import this one.
 	if release, err = holdBack(s, rt.Context()); err != nil {
 		return nil, nil, err
 	}

@@ -78,12 +78,12 @@ func show(ctx context.Context, in, out, which string, stdout io.Writer) (err err
 	if err := checkTarget(out); err != nil {
 		return err
 	}
-	if in == "" {
-		pic, name = drawScene(1024, 768), "drawn by the program"
-	}
 	drv, err := open(which)
 	if err != nil {
 		return err
+	}
+	if in == "" {
+		pic, name = drawScene(1024, 768), "drawn by the program"
 	}
 	dev, err := drv.Device(0)
 	if err != nil {
@@ -110,8 +110,8 @@ func show(ctx context.Context, in, out, which string, stdout io.Writer) (err err
 		"picture", fmt.Sprintf("%s, %d x %d, %d bytes", name, pic.Rect.Dx(), pic.Rect.Dy(), len(pic.Pix)),
 		"set-up", ms(took.setUp)+"context, kernels, pinned memory",
 		"enqueue", ms(took.enqueue)+"2 uploads, 3 launches, publish; then all else was closed",
-		"frontier", "pending, while the stream was held",
-		"frontier", "ready, "+strings.TrimSpace(ms(took.device))+" after the release",
+		"frontier", "  pending     while the stream was held",
+		"frontier", ms(took.device)+"from the release until ready: the uploads and kernels",
 		"download", ms(took.download)+"into pinned memory",
 		"reference", ms(cpu)+"the same filter on the CPU",
 		"result", "verified: all bytes equal the reference",

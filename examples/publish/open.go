@@ -3,7 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
-	"strings"
+	"io/fs"
 
 	"github.com/purecuda/purecuda/cudasim"
 	"github.com/purecuda/purecuda/driver"
@@ -65,7 +65,7 @@ func short(err error) string {
 	}
 	pick := load.Attempts[0]
 	for _, a := range load.Attempts {
-		if !strings.Contains(strings.ToLower(a.Err.Error()), "no such file") {
+		if !errors.Is(a.Err, fs.ErrNotExist) {
 			pick = a
 			break
 		}

@@ -46,7 +46,7 @@ func loadPicture(path string) (*image.RGBA, error) {
 	case errors.Is(err, image.ErrFormat):
 		return nil, fmt.Errorf("%s: not a PNG or JPEG picture", path)
 	case err != nil:
-		return nil, reason(path, err)
+		return nil, fmt.Errorf("%s: the picture can not be read: %w", path, bare(err))
 	case w <= 0 || h <= 0:
 		return nil, fmt.Errorf("%s: the picture has no pixels", path)
 	case w > maxSide || h > maxSide || w > maxPixels/h:
@@ -57,7 +57,7 @@ func loadPicture(path string) (*image.RGBA, error) {
 	}
 	img, _, err := image.Decode(bufio.NewReader(f))
 	if err != nil {
-		return nil, reason(path, err)
+		return nil, fmt.Errorf("%s: the picture can not be read: %w", path, bare(err))
 	}
 	if img.Bounds().Size() != (image.Point{w, h}) {
 		return nil, fmt.Errorf("%s: the file changed while it was read", path)

@@ -54,7 +54,7 @@ func newScene(width float64) *scene {
 		for k, h := range hills {
 			sc.outline[k] = append(sc.outline[k], h.crest(x))
 		}
-		sc.outline[len(hills)] = append(sc.outline[len(hills)], firs(x, width))
+		sc.outline[len(hills)] = append(sc.outline[len(hills)], firs(x))
 	}
 	return sc
 }
@@ -136,12 +136,12 @@ func (h hill) crest(x float64) float64 {
 
 // firs is the outline of the wood on the shore: the top of the tallest tree at
 // x.
-func firs(x, width float64) float64 {
+func firs(x float64) float64 {
 	top := shore - 0.012 - 0.006*math.Sin(7*x)
 	const apart = 0.03
-	for i := range int((width+2*margin)/apart) + 1 {
-		n := float64(i)
-		size := math.Mod(n*n*0.6180339887+n*0.37, 1) // from 0 to 1, without a pattern
+	here := math.Floor((x + margin) / apart)
+	for n := here - 3; n <= here+3; n++ { // no fir is wider
+		size := math.Mod(n*n*0.6180339887+n*0.37+8, 1) // from 0 to 1, without a pattern
 		at := n*apart - margin + 0.012*size
 		tall := (0.05 + 0.10*size) * (0.35 + 0.65*math.Abs(math.Sin(at*2.6+0.5)))
 		// A fir is wider the deeper below its top, in steps: its branches.

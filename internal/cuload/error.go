@@ -3,6 +3,7 @@ package cuload
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"strings"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
@@ -123,6 +124,11 @@ type LinkError struct {
 }
 
 func (e *LinkError) Error() string { return e.Text }
+
+// Is reports whether target is fs.ErrNotExist and the linker found no such file.
+func (e *LinkError) Is(target error) bool {
+	return target == fs.ErrNotExist && strings.Contains(e.Text, "No such file or directory")
+}
 
 // A PlatformError tells that there is no CUDA driver for this platform. It
 // matches errors.ErrUnsupported.
