@@ -21,12 +21,13 @@ type record struct {
 	rt   *Runtime
 	lane *stream.Lane
 	extent
-	block  memory.Block          // device memory; none for an upload
-	buf    *pinned.Block         // host memory of a transfer
-	n      int                   // the bytes of buf
-	used   atomic.Uint64         // the last operation of the lane on the block
-	taint  atomic.Pointer[error] // an operation that borrowed it failed
-	failed atomic.Pointer[error] // terminal: the first failure
+	block   memory.Block          // device memory; none for an upload
+	adopted *adoption             // other code's memory: how it is let go
+	buf     *pinned.Block         // host memory of a transfer
+	n       int                   // the bytes of buf
+	used    atomic.Uint64         // the last operation of the lane on the block
+	taint   atomic.Pointer[error] // an operation that borrowed it failed
+	failed  atomic.Pointer[error] // terminal: the first failure
 
 	value    own.Cell // of the three handles at most one is live
 	pub      own.Cell
@@ -154,12 +155,16 @@ func (r *record) Release() error {
 }
 
 func (r *record) free() error {
-	if r.block.Addr != 0 {
+	switch {
+	case r.block.Addr == 0:
+	case r.adopted != nil:
+		r.adopted.free()
+	default:
 		if err := r.rt.mem.Free(r.block); err != nil {
 			return err
 		}
-		r.block.Addr = 0
 	}
+	r.block.Addr = 0
 	if r.buf != nil {
 		r.buf.Free()
 		r.buf = nil

@@ -209,3 +209,8 @@ func collect(t *testing.T, ok func() bool) {
 	}
 	t.Fatal("never came true")
 }
+
+// current makes raw calls with the rig's context current.
+func (r *rig) current(f func() cuapi.Result) cuapi.Result {
+	return wire.ContextOf(r.ctx).Current(f)
+}

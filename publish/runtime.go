@@ -67,6 +67,7 @@ type Runtime struct {
 	abandoned list
 	abandons  atomic.Int64
 	leaked    atomic.Int64
+	panics    atomic.Int64
 
 	mu       sync.Mutex
 	closed   bool
@@ -313,6 +314,7 @@ type Stats struct {
 	Sessions  int // open
 	Abandoned int // values, publications and transfers that became garbage, ever
 	Leaked    int // leaked on purpose, ever
+	Panics    int // in release functions of adopted memory, ever
 	Queue     retirequeue.Stats
 	Memory    memory.Stats // of the context
 	Pinned    pinned.Stats // of the context
@@ -325,7 +327,7 @@ func (rt *Runtime) Stats() Stats {
 	sessions := rt.sessions
 	rt.mu.Unlock()
 	return Stats{
-		Sessions: sessions, Abandoned: int(rt.abandons.Load()), Leaked: int(rt.leaked.Load()), Queue: rt.queue.Stats(),
+		Sessions: sessions, Abandoned: int(rt.abandons.Load()), Leaked: int(rt.leaked.Load()), Panics: int(rt.panics.Load()), Queue: rt.queue.Stats(),
 		Memory: rt.mem.Stats(), Pinned: rt.pinned.Stats(), Events: event.PoolOf(rt.core).Stats(),
 	}
 }

@@ -375,7 +375,9 @@ func Out(v *Value) kernel.Arg { return wire.OperandArg(v).(kernel.Arg) }
 // never waits.
 //
 // Rejected, v stays as it was, and is in the error. Unproven, v is retained.
-func (s *Session) Publish(v *Value) (*Publication, error) {
+func (s *Session) Publish(v *Value) (*Publication, error) { return s.publish(v, false) }
+
+func (s *Session) publish(v *Value, asserted bool) (*Publication, error) {
 	reject := func(reason error) (*Publication, error) {
 		return nil, &RejectedError{Op: "publish", Reason: reason, Value: v}
 	}
@@ -387,6 +389,9 @@ func (s *Session) Publish(v *Value) (*Publication, error) {
 	r, err := st.own(v)
 	if err != nil {
 		return reject(err)
+	}
+	if r.adopted != nil && !asserted {
+		return reject(ErrProvenance)
 	}
 	if err := st.lane.Failed(); err != nil {
 		return reject(fmt.Errorf("%w: %w", ErrStreamFailed, err))

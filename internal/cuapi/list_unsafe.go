@@ -76,3 +76,6 @@ func (l *List) next(id ID, nargs int) *listOp {
 
 // Word returns the address of a new word that holds v: an attribute's value.
 func Word(v uint64) HostPtr { return HostPtr(&v) }
+
+// WordPtr returns the address of a word on the heap, as an out-parameter.
+func WordPtr(p *uint64) HostPtr { return HostPtr(p) }

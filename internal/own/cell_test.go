@@ -82,8 +82,10 @@ func TestBorrowsNest(t *testing.T) {
 	if c.Close() {
 		t.Fatal("a close while borrowed released at once")
 	}
-	if c.Return() || c.Return() {
-		t.Fatal("released before the last borrow came back")
+	for range 2 {
+		if c.Return() {
+			t.Fatal("released before the last borrow came back")
+		}
 	}
 	if !c.Return() {
 		t.Fatal("the last borrow did not release")
