@@ -69,11 +69,12 @@ func (s *Sim) memAllocFromPoolAsync(p *cuapi.DevicePtr, size uintptr, h cuapi.Me
 // reaches the allocation. What is short is known at once too (measured: 1 TiB
 // fails with 2).
 func (s *Sim) allocAsync(p *cuapi.DevicePtr, size uintptr, pl *pool, st *stream) cuapi.Result {
-	if size == 0 {
-		return cuapi.InvalidValue
-	}
 	if pl.dev != st.ctx.dev && pl.access[st.ctx.dev.ordinal] == 0 {
 		return cuapi.InvalidValue
+	}
+	if size == 0 { // measured: no memory, and no error
+		*p = 0
+		return cuapi.Success
 	}
 	owner := st.ctx
 	if pl.dev != st.ctx.dev && pl.dev.primary != nil {

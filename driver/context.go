@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
@@ -21,6 +22,7 @@ type Context struct {
 	made    chan struct{} // closed when Primary is through
 	makeErr error
 	gone    chan struct{} // closed when Shutdown is through
+	goneErr error
 	lost    chan struct{}
 
 	mu    sync.Mutex
@@ -33,6 +35,9 @@ type Context struct {
 // measures whether this driver's calls need it current. Each call is paired
 // with one of [Context.Shutdown]. It is set-up: it may wait for the driver.
 func (d *Device) Primary() (*Context, error) {
+	if d == nil || d.drv == nil {
+		return nil, fmt.Errorf("driver: no device: %w", ErrClosed)
+	}
 	drv := d.drv
 	drv.mu.Lock()
 	c := drv.contexts[d.handle]
@@ -95,34 +100,62 @@ func (c *Context) forget() {
 	drv.mu.Unlock()
 }
 
+// none tells that there is no context: a nil or a zero one.
+func (c *Context) none() bool { return c == nil || c.core == nil }
+
 // Device returns the context's device.
-func (c *Context) Device() *Device { return c.dev }
+func (c *Context) Device() *Device {
+	if c.none() {
+		return nil
+	}
+	return c.dev
+}
 
 // Err returns the first cause of the context's loss, or nil. A lost context
 // fails every call for the life of the process.
-func (c *Context) Err() error { return c.core.Lost() }
+func (c *Context) Err() error {
+	if c.none() {
+		return fmt.Errorf("driver: no context: %w", ErrClosed)
+	}
+	return c.core.Lost()
+}
 
-// Lost returns a channel that is closed when the context is lost.
-func (c *Context) Lost() <-chan struct{} { return c.lost }
+// Lost returns a channel that is closed when the context is lost. It is nil
+// for a nil Context.
+func (c *Context) Lost() <-chan struct{} {
+	if c.none() {
+		return nil
+	}
+	return c.lost
+}
 
 // Supports returns nil if the driver has the entry point, see [Driver.Supports].
-func (c *Context) Supports(name string) error { return c.dev.drv.Supports(name) }
+func (c *Context) Supports(name string) error {
+	if c.none() {
+		return fmt.Errorf("driver: no context: %w", ErrClosed)
+	}
+	return c.dev.drv.Supports(name)
+}
 
 // Shutdown ends one use of the context. The last one frees its pools and
 // releases it (cuDevicePrimaryCtxRelease), which may stall every driver call
 // of the process until pending work is done; it does so on a goroutine of its
-// own, so that the end of ctx ends the wait and not the shutdown.
+// own, so that the end of ctx ends the wait and not the shutdown: another call
+// of Shutdown waits again, and has its result.
 //
-// While runtimes still use the context, or publications that pin them, the
-// last Shutdown is refused with an error that matches [ErrBusy], and may be
-// tried again. Where owners were retained because the device may still touch
+// While runtimes still use the context, publications that pin them, or open
+// streams, the last Shutdown is refused with an error that matches [ErrBusy],
+// and may be tried again. Where owners were retained because the device may still touch
 // their memory, the context stays retained and the error says so.
 func (c *Context) Shutdown(ctx context.Context) error {
+	if c.none() {
+		return nil
+	}
 	c.mu.Lock()
 	switch {
 	case c.ended:
 		c.mu.Unlock()
-		return nil
+		return c.wait(ctx)
 	case c.users > 1:
 		c.users--
 		c.mu.Unlock()
@@ -130,24 +163,29 @@ func (c *Context) Shutdown(ctx context.Context) error {
 	case c.pins > 0:
 		n := c.pins
 		c.mu.Unlock()
-		return fmt.Errorf("driver: context of device %d: %d runtimes are open or pinned: %w", c.dev.ordinal, n, ErrBusy)
+		return fmt.Errorf("driver: context of device %d: %d runtimes and streams are open or pinned: %w", c.dev.ordinal, n, ErrBusy)
 	}
 	c.users, c.ended = 0, true
 	c.mu.Unlock()
 
-	done := make(chan error, 1)
-	go func() { done <- c.release() }()
+	go func() {
+		c.goneErr = c.release()
+		c.forget()
+		close(c.gone)
+	}()
+	return c.wait(ctx)
+}
+
+func (c *Context) wait(ctx context.Context) error {
 	select {
-	case err := <-done:
-		return err
+	case <-c.gone:
+		return c.goneErr
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
 func (c *Context) release() error {
-	defer close(c.gone)
-	defer c.forget()
 	var errs []error
 	for _, f := range c.core.Closers() {
 		errs = append(errs, f())
@@ -208,7 +246,7 @@ func (c *Context) current(f func() cuapi.Result) cuapi.Result {
 // current context, with handles of its own.
 func (c *Context) probe() (need bool, err error) {
 	t := c.dev.drv.table
-	stream, event, before := new(cuapi.Stream), new(cuapi.Event), new(cuapi.Context)
+	stream, event := new(cuapi.Stream), new(cuapi.Event)
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
@@ -221,10 +259,7 @@ func (c *Context) probe() (need bool, err error) {
 				c.current(func() cuapi.Result { return t.StreamDestroy(*stream) })
 				return c.fail(cuapi.IDEventCreate, r, "")
 			}
-			if t.CtxGetCurrent(before); *before != 0 {
-				t.CtxSetCurrent(0)
-				defer t.CtxSetCurrent(*before)
-			}
+			defer c.clear()()
 			calls := []func() cuapi.Result{
 				func() cuapi.Result { return t.EventRecord(*event, *stream) },
 				func() cuapi.Result { return t.EventQuery(*event) },
@@ -242,6 +277,25 @@ func (c *Context) probe() (need bool, err error) {
 	}()
 	err = <-done
 	return need, err
+}
+
+// clear takes every context off the calling thread's stack, and returns what
+// puts them back: unbinding the current one alone uncovers the one below.
+func (c *Context) clear() (restore func()) {
+	t := c.dev.drv.table
+	var stack []cuapi.Context
+	for {
+		top := new(cuapi.Context)
+		if t.CtxGetCurrent(top); *top == 0 || t.CtxPopCurrent(top) != cuapi.Success {
+			break
+		}
+		stack = append(stack, *top)
+	}
+	return func() {
+		for _, h := range slices.Backward(stack) {
+			t.CtxPushCurrent(h)
+		}
+	}
 }
 
 // bracketed makes every call that works on a context's things with the context

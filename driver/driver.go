@@ -119,18 +119,44 @@ func newDriver(t *cuapi.Table, source string) (*Driver, error) {
 }
 
 // Source tells where the driver comes from: the library's path, or "simulator".
-func (d *Driver) Source() string { return d.source }
+func (d *Driver) Source() string {
+	if d == nil {
+		return ""
+	}
+	return d.source
+}
 
 // Version returns the CUDA version of the driver, as cuDriverGetVersion does:
 // 13000 is CUDA 13.0.
-func (d *Driver) Version() int { return d.version }
+func (d *Driver) Version() int {
+	if d == nil {
+		return 0
+	}
+	return d.version
+}
 
 // DeviceCount returns the number of devices that this process can see.
-func (d *Driver) DeviceCount() int { return d.devices }
+func (d *Driver) DeviceCount() int {
+	if d == nil {
+		return 0
+	}
+	return d.devices
+}
+
+// none is the error of a nil or a zero Driver.
+func (d *Driver) none() error {
+	if d == nil || d.table == nil {
+		return fmt.Errorf("driver: no driver: %w", ErrClosed)
+	}
+	return nil
+}
 
 // Supports returns nil if the driver has the entry point of that name, for
 // instance "cuMemAllocAsync", else an [*UnsupportedError].
 func (d *Driver) Supports(name string) error {
+	if err := d.none(); err != nil {
+		return err
+	}
 	for _, e := range cuapi.Entries {
 		for _, s := range e.Symbols {
 			if s.Name == name {
@@ -150,6 +176,9 @@ func (d *Driver) supports(e cuapi.Entry) error {
 
 // Device returns the device of that ordinal, from 0 to DeviceCount-1.
 func (d *Driver) Device(ordinal int) (*Device, error) {
+	if err := d.none(); err != nil {
+		return nil, err
+	}
 	if ordinal < 0 || ordinal >= d.devices {
 		return nil, fmt.Errorf("driver: no device %d: this process sees %d: %w", ordinal, d.devices, ErrInvalidDevice)
 	}
@@ -163,6 +192,9 @@ func (d *Driver) Device(ordinal int) (*Device, error) {
 // DeviceByUUID returns the device with that UUID, written as "GPU-8-4-4-4-12"
 // hexadecimal digits, with or without the prefix and the dashes.
 func (d *Driver) DeviceByUUID(uuid string) (*Device, error) {
+	if err := d.none(); err != nil {
+		return nil, err
+	}
 	digits := strings.ReplaceAll(strings.TrimPrefix(strings.TrimPrefix(uuid, "GPU-"), "MIG-"), "-", "")
 	want, err := hex.DecodeString(digits)
 	if err != nil || len(want) != 16 {

@@ -17,7 +17,7 @@ const (
 // argBlock holds the arguments of one launch on the heap: the driver reads them
 // through a list of pointers, and copies them before the launch returns.
 type argBlock struct {
-	words [maxBytes / 8]uint64
+	words [maxBytes/8 + 1]uint64
 	ptrs  [maxArgs + 1]cuapi.HostPtr
 	used  int
 }
@@ -39,9 +39,10 @@ func (b *argBlock) fill(args []Arg, addresses []uint64) error {
 		return fmt.Errorf("%d arguments, at most %d: %w", len(args), maxArgs, ErrArguments)
 	}
 	at := 0
+	b.used = 0
 	for i, a := range args {
 		n := (a.size + 7) / 8
-		if at+n >= len(b.words) {
+		if at+n > maxBytes/8 {
 			return fmt.Errorf("more than %d bytes of arguments: %w", maxBytes, ErrArguments)
 		}
 		b.ptrs[i] = cuapi.HostPtr(&b.words[at])
@@ -55,8 +56,8 @@ func (b *argBlock) fill(args []Arg, addresses []uint64) error {
 			b.words[at] = a.word
 		}
 		at += n
+		b.used = at // also of a list that is refused: free clears it
 	}
-	b.used = at
 	for i := len(args); i < len(b.ptrs); i++ {
 		b.ptrs[i] = cuapi.HostPtr(&b.words[at])
 	}

@@ -31,7 +31,7 @@ func Grid(n ...int) Config {
 	for i, size := range n {
 		c.Blocks[i] = 0
 		if size > 0 && size <= math.MaxInt32 {
-			c.Blocks[i] = uint32((size + int(c.Threads[i]) - 1) / int(c.Threads[i]))
+			c.Blocks[i] = uint32((size-1)/int(c.Threads[i]) + 1)
 		}
 	}
 	return c
@@ -108,7 +108,7 @@ var (
 // Launch enqueues the kernel in a lane. addresses are those of the operands, in
 // their order. A plain error is a rejection; an *stream.Enqueued is not.
 func (f *Function) launch(l *stream.Lane, c Config, args []Arg, addresses []uint64) error {
-	if f == nil {
+	if f.none() {
 		return fmt.Errorf("kernel: no function: %w", driver.ErrClosed)
 	}
 	if f.core != l.Core() {

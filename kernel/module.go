@@ -12,6 +12,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"strings"
 	"sync"
@@ -30,6 +31,9 @@ type LoadError struct {
 }
 
 func (e *LoadError) Error() string {
+	if e.Err == nil {
+		return "kernel: not loaded"
+	}
 	if e.Log == "" {
 		return e.Err.Error()
 	}
@@ -65,6 +69,10 @@ func Load(ctx *driver.Context, image []byte) (*Module, error) {
 	if core == nil {
 		return nil, fmt.Errorf("kernel: no context: %w", driver.ErrClosed)
 	}
+	if err := core.Retain(); err != nil {
+		return nil, err
+	}
+	defer core.Release()
 	if err := core.Lost(); err != nil {
 		return nil, fmt.Errorf("kernel: the context is lost: %w", err)
 	}
@@ -100,6 +108,13 @@ func (all *modules) unload() error {
 	list := all.list
 	all.list = nil
 	all.mu.Unlock()
+	if len(list) == 0 {
+		return nil
+	}
+	// A kernel may be in flight that nothing was waited for.
+	if r := all.core.Current(func() cuapi.Result { return all.core.Table.CtxSynchronize() }); r != cuapi.Success {
+		return all.core.Fail(cuapi.IDCtxSynchronize, r, "")
+	}
 	var errs []error
 	for _, h := range list {
 		if r := all.core.Current(func() cuapi.Result { return all.core.Table.ModuleUnload(h) }); r != cuapi.Success {
@@ -164,9 +179,13 @@ func (f *Function) readLimits() error {
 // cuFuncLoad). It is set-up. A name that the module lacks is a *driver.Error
 // that matches driver.ErrNotFound.
 func (m *Module) Function(name string) (*Function, error) {
-	if m == nil {
+	if m == nil || m.core == nil {
 		return nil, fmt.Errorf("kernel: no module: %w", driver.ErrClosed)
 	}
+	if err := m.core.Retain(); err != nil {
+		return nil, err
+	}
+	defer m.core.Release()
 	m.mu.Lock()
 	f := m.functions[name]
 	m.mu.Unlock()
@@ -228,16 +247,44 @@ func (f *Function) readParams() error {
 	}
 }
 
+// none tells that there is no function: a nil or a zero one.
+func (f *Function) none() bool { return f == nil || f.core == nil }
+
+// begin pins the context for one call.
+func (f *Function) begin() error {
+	if f.none() {
+		return fmt.Errorf("kernel: no function: %w", driver.ErrClosed)
+	}
+	return f.core.Retain()
+}
+
 // Name returns the kernel's entry name.
-func (f *Function) Name() string { return f.name }
+func (f *Function) Name() string {
+	if f == nil {
+		return ""
+	}
+	return f.name
+}
 
 // MaxThreads returns how many threads a block of this kernel may have.
-func (f *Function) MaxThreads() int { return f.limits.threads }
+func (f *Function) MaxThreads() int {
+	if f == nil {
+		return 0
+	}
+	return f.limits.threads
+}
 
 // Occupancy returns how many blocks of that many threads and dynamic shared
 // bytes one multiprocessor runs at once
 // (cuOccupancyMaxActiveBlocksPerMultiprocessor).
 func (f *Function) Occupancy(threads, shared int) (int, error) {
+	if err := f.begin(); err != nil {
+		return 0, err
+	}
+	defer f.core.Release()
+	if threads < 0 || threads > math.MaxInt32 || shared < 0 {
+		return 0, fmt.Errorf("kernel %s: occupancy with %d threads and %d bytes of shared memory: %w", f.name, threads, shared, ErrConfig)
+	}
 	n := new(int32)
 	r := f.core.Current(func() cuapi.Result {
 		return f.core.Table.OccupancyMaxActiveBlocksPerMultiprocessor(n, f.h, int32(threads), uintptr(shared))
@@ -252,6 +299,13 @@ func (f *Function) Occupancy(threads, shared int) (int, error) {
 // dynamic shared memory, above the default 48 KiB
 // (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES). It is set-up.
 func (f *Function) AllowShared(bytes int) error {
+	if err := f.begin(); err != nil {
+		return err
+	}
+	defer f.core.Release()
+	if bytes < 0 || bytes > math.MaxInt32 {
+		return fmt.Errorf("kernel %s: %d bytes of shared memory: %w", f.name, bytes, ErrConfig)
+	}
 	r := f.core.Current(func() cuapi.Result {
 		return f.core.Table.FuncSetAttribute(f.h, cuapi.FuncMaxDynamicShared, int32(bytes))
 	})

@@ -29,11 +29,11 @@ type Block struct {
 type Pool struct {
 	core *wire.Context
 
-	once  sync.Once
-	err   error
-	pool  cuapi.MemPool // 0: the cache is used
-	lane  cuapi.Stream  // frees run here, behind nothing
-	limit int64         // of the cache, in bytes
+	setting sync.Mutex
+	ready   bool          // set up, guarded by setting
+	pool    cuapi.MemPool // 0: the cache is used
+	lane    cuapi.Stream  // frees run here, behind nothing
+	limit   int64         // of the cache, in bytes
 
 	mu    sync.Mutex
 	free  [48][]cuapi.DevicePtr // the cache, by class
@@ -46,24 +46,34 @@ type key struct{}
 
 // PoolOf returns the context's memory, set up on first use: the pool is made,
 // kept from giving memory back and from making streams depend on each other,
-// and warmed, which takes some 15 ms. It is set-up.
+// and warmed, which takes some 15 ms. It is set-up. After an error the next
+// call goes on where this one failed.
 func PoolOf(core *wire.Context) (*Pool, error) {
 	p := core.Shared(key{}, func() any {
 		p := &Pool{core: core}
 		core.OnShutdown(p.destroy)
 		return p
 	}).(*Pool)
-	p.once.Do(func() { p.err = p.setUp() })
-	return p, p.err
+	p.setting.Lock()
+	defer p.setting.Unlock()
+	if !p.ready {
+		if err := p.setUp(); err != nil {
+			return nil, err
+		}
+		p.ready = true
+	}
+	return p, nil
 }
 
 func (p *Pool) setUp() error {
 	t := p.core.Table
-	lane := new(cuapi.Stream)
-	if r := p.core.Current(func() cuapi.Result { return t.StreamCreate(lane, cuapi.StreamNonBlocking) }); r != cuapi.Success {
-		return p.core.Fail(cuapi.IDStreamCreate, r, "")
+	if p.lane == 0 {
+		lane := new(cuapi.Stream)
+		if r := p.core.Current(func() cuapi.Result { return t.StreamCreate(lane, cuapi.StreamNonBlocking) }); r != cuapi.Success {
+			return p.core.Fail(cuapi.IDStreamCreate, r, "")
+		}
+		p.lane = *lane
 	}
-	p.lane = *lane
 	if !p.core.Pools {
 		free, total := new(uintptr), new(uintptr)
 		if r := p.core.Current(func() cuapi.Result { return t.MemGetInfo(free, total) }); r != cuapi.Success {
@@ -72,15 +82,17 @@ func (p *Pool) setUp() error {
 		p.limit = int64(*total / 2)
 		return nil
 	}
-	props := &cuapi.MemPoolProps{
-		AllocType: cuapi.MemAllocationTypePinned,
-		Location:  cuapi.MemLocation{Type: cuapi.MemLocationTypeDevice, ID: int32(p.core.Device)},
+	if p.pool == 0 {
+		props := &cuapi.MemPoolProps{
+			AllocType: cuapi.MemAllocationTypePinned,
+			Location:  cuapi.MemLocation{Type: cuapi.MemLocationTypeDevice, ID: int32(p.core.Device)},
+		}
+		pool := new(cuapi.MemPool)
+		if r := p.core.Current(func() cuapi.Result { return t.MemPoolCreate(pool, props) }); r != cuapi.Success {
+			return p.core.Fail(cuapi.IDMemPoolCreate, r, "")
+		}
+		p.pool = *pool
 	}
-	pool := new(cuapi.MemPool)
-	if r := p.core.Current(func() cuapi.Result { return t.MemPoolCreate(pool, props) }); r != cuapi.Success {
-		return p.core.Fail(cuapi.IDMemPoolCreate, r, "")
-	}
-	p.pool = *pool
 	for _, s := range []struct {
 		attr  int32
 		value cuapi.HostPtr
@@ -148,6 +160,9 @@ func (p *Pool) count(n int64) {
 // of the device.
 func (p *Pool) cached(n int64) (Block, error) {
 	class := uint8(bits.Len64(uint64(max(n, 512) - 1)))
+	if int(class) >= len(p.free) {
+		return Block{}, p.core.Fail(cuapi.IDMemAlloc, cuapi.OutOfMemory, fmt.Sprintf("%d bytes; the cache has no class for them", n))
+	}
 	size := int64(1) << class
 	p.mu.Lock()
 	if list := p.free[class]; len(list) > 0 {
@@ -157,11 +172,11 @@ func (p *Pool) cached(n int64) (Block, error) {
 		p.count(n)
 		return b, nil
 	}
-	fits := p.held+size <= p.limit
+	held := p.held
+	fits := held+size <= p.limit
 	if fits {
 		p.held += size
 	}
-	held := p.held
 	p.mu.Unlock()
 	detail := fmt.Sprintf("%d bytes; the cache holds %d of at most %d", n, held, p.limit)
 	if !fits {

@@ -2,8 +2,10 @@ package stream
 
 import (
 	"errors"
+	"runtime"
 	"sync"
 
+	"github.com/purecuda/purecuda/event"
 	"github.com/purecuda/purecuda/internal/cuapi"
 	"github.com/purecuda/purecuda/internal/wire"
 )
@@ -16,13 +18,18 @@ type idle struct {
 
 	mu    sync.Mutex
 	lanes []*Lane
+
+	// known are the lanes by the driver's stream, so that each stream has one
+	// lane: those that were made here, and the adopted ones that are in use.
+	known map[cuapi.Stream]*Lane
 }
 
 type idleKey struct{}
 
 func idleOf(core *wire.Context) *idle {
+	event.PoolOf(core) // first, so that its shutdown comes behind ours
 	return core.Shared(idleKey{}, func() any {
-		p := &idle{core: core}
+		p := &idle{core: core, known: map[cuapi.Stream]*Lane{}}
 		core.OnShutdown(p.destroy)
 		return p
 	}).(*idle)
@@ -39,11 +46,15 @@ func Take(core *wire.Context) (*Lane, error) {
 		if l == nil {
 			break
 		}
-		if l.settled() {
+		done := l.settled()
+		switch {
+		case done && l.adopted: // kept so far for its marks alone
+		case done:
 			l.Retain()
 			return l, nil
+		default:
+			p.push(l)
 		}
-		p.push(l)
 	}
 	if err := core.Lost(); err != nil {
 		return nil, err
@@ -52,7 +63,43 @@ func Take(core *wire.Context) (*Lane, error) {
 	if r := core.Current(func() cuapi.Result { return core.Table.StreamCreate(h, cuapi.StreamNonBlocking) }); r != cuapi.Success {
 		return nil, core.Fail(cuapi.IDStreamCreate, r, "")
 	}
-	return newLane(core, *h), nil
+	l := newLane(core, *h)
+	p.mu.Lock()
+	p.known[l.h] = l
+	p.mu.Unlock()
+	return l, nil
+}
+
+// adopt returns the lane of a stream that other code made or knows, for one
+// user more, or nil where it is one of ours whose handle was closed.
+func (p *idle) adopt(h cuapi.Stream) *Lane {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l := p.known[h]
+	switch {
+	case l == nil:
+		l = newLane(p.core, h)
+		l.adopted = true
+		p.known[h] = l
+	case l.retain():
+	case l.adopted: // on its way out: its handle may be another stream's by now
+		l = newLane(p.core, h)
+		l.adopted = true
+		p.known[h] = l
+	default:
+		return nil
+	}
+	l.foreign.Store(true)
+	return l
+}
+
+// forget ends what is known of an adopted lane that nobody uses.
+func (p *idle) forget(l *Lane) {
+	p.mu.Lock()
+	if p.known[l.h] == l {
+		delete(p.known, l.h)
+	}
+	p.mu.Unlock()
 }
 
 func (p *idle) pop() *Lane {
@@ -75,7 +122,7 @@ func (p *idle) push(l *Lane) {
 // settled tells whether everything that the lane enqueued is known to be done.
 // Work without a mark behind it gets one, for the next time.
 func (l *Lane) settled() bool {
-	if l.Failed() != nil || l.core.Lost() != nil {
+	if l.Failed() != nil && !l.adopted || l.core.Lost() != nil {
 		return false
 	}
 	l.Poll()
@@ -85,7 +132,7 @@ func (l *Lane) settled() bool {
 	if marks {
 		return false
 	}
-	if done == l.issued.Load() {
+	if done == l.issued.Load() || l.adopted { // no record in what other code may have destroyed
 		return true
 	}
 	m := new(Mark)
@@ -96,20 +143,50 @@ func (l *Lane) settled() bool {
 	return done2 && err == nil
 }
 
-// destroy ends the idle streams. Pending work of a destroyed stream goes on.
+// destroy waits for what the context has pending (cuCtxSynchronize) and for the
+// looks under way, so that every event is back in its pool, and ends the idle
+// streams.
 func (p *idle) destroy() error {
 	p.mu.Lock()
 	lanes := p.lanes
 	p.lanes = nil
 	p.mu.Unlock()
-	if p.core.Lost() != nil {
+	if len(lanes) == 0 {
 		return nil
+	}
+	if p.core.Lost() != nil { // they end with the context
+		for _, l := range lanes {
+			l.quiesce()
+		}
+		return nil
+	}
+	if r := p.core.Current(func() cuapi.Result { return p.core.Table.CtxSynchronize() }); r != cuapi.Success {
+		return p.core.Fail(cuapi.IDCtxSynchronize, r, "")
 	}
 	var errs []error
 	for _, l := range lanes {
+		l.quiesce()
+		if l.adopted {
+			continue
+		}
 		if r := p.core.Table.StreamDestroy(l.h); r != cuapi.Success {
 			errs = append(errs, p.core.Fail(cuapi.IDStreamDestroy, r, ""))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// quiesce returns once no mark is pending and no look is under way. All work
+// is done, so that neither takes long.
+func (l *Lane) quiesce() {
+	for {
+		l.Poll()
+		l.mu.Lock()
+		quiet := l.head == nil && l.solo == nil && l.looking == 0
+		l.mu.Unlock()
+		if quiet {
+			return
+		}
+		runtime.Gosched()
+	}
 }

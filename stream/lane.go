@@ -63,6 +63,7 @@ type Lane struct {
 	solo    *Mark // pending marks that were recorded outside enq
 	retired uint64
 	wanted  int // pending marks that the watcher looks for
+	looking int // queries under way
 }
 
 // submitsLate tells that the driver may keep enqueued work from the device
@@ -92,11 +93,25 @@ func WatcherOf(core *wire.Context) *watch.Watcher {
 // Retain keeps the lane for one more user.
 func (l *Lane) Retain() { l.users.Add(1) }
 
+// retain does so only while the lane has a user.
+func (l *Lane) retain() bool {
+	for {
+		n := l.users.Load()
+		if n == 0 || l.users.CompareAndSwap(n, n+1) {
+			return n != 0
+		}
+	}
+}
+
 // Drop ends one use. The last one gives the lane to the context's idle ones. It
 // makes no driver call.
 func (l *Lane) Drop() {
-	if l.users.Add(-1) == 0 && !l.adopted {
-		idleOf(l.core).push(l)
+	if l.users.Add(-1) == 0 {
+		p := idleOf(l.core)
+		if l.adopted {
+			p.forget(l)
+		}
+		p.push(l)
 	}
 }
 
@@ -202,12 +217,17 @@ func (l *Lane) run(list *cuapi.List, n int, m *Mark, bytes uintptr) error {
 	}
 	l.enq.Lock()
 	done, r := l.core.Table.Run(list)
+	if m != nil && done < n { // the record was not reached: its event is as it was
+		l.events.Put(m.ev)
+		m.ev = 0
+		l.unmarked.Store(markEvery) // the next operation tries again
+	}
 	// What failed may have been enqueued all the same: it counts.
 	issued := l.issued.Add(uint64(n))
 	if m != nil && r == cuapi.Success {
 		m.upto = issued
-		m.state.Store(pending)
 		l.mu.Lock()
+		m.state.Store(pending)
 		if l.tail == nil {
 			l.head = m
 		} else {
@@ -253,6 +273,16 @@ func (l *Lane) admit(n int) error {
 	l.Poll() // one look at what completed
 	if l.take(n) {
 		return nil
+	}
+	// Where no mark is pending none would ever return the credits: those of
+	// operations that failed, or whose mark did.
+	l.mu.Lock()
+	bare := l.head == nil
+	l.mu.Unlock()
+	if bare && l.Record(new(Mark)) == nil {
+		if l.Poll(); l.take(n) {
+			return nil
+		}
 	}
 	return fmt.Errorf("%w: %d operations are in flight, the bound is %d", ErrFull, l.credits.Load(), Credits)
 }
@@ -376,6 +406,9 @@ func (l *Lane) Synchronize(ctx context.Context) error {
 // Submit has the driver send what it may hold back to the device, as Windows'
 // display driver does until a query (cuStreamQuery). It never waits.
 func (l *Lane) Submit() error {
+	if err := l.admit(0); err != nil {
+		return err
+	}
 	if r := l.core.Table.StreamQuery(l.h); r != cuapi.Success && r != cuapi.NotReady {
 		return l.core.Fail(cuapi.IDStreamQuery, r, "")
 	}

@@ -103,7 +103,13 @@ func (l *Lane) look(m *Mark) (progress bool) {
 		l.mu.Unlock()
 		return true
 	}
+	if lost := l.core.Lost(); lost != nil { // found out elsewhere: latched for all
+		l.failLocked(m, lost)
+		l.mu.Unlock()
+		return true
+	}
 	m.refs++
+	l.looking++
 	ev := m.ev
 	l.mu.Unlock()
 
@@ -115,6 +121,7 @@ func (l *Lane) look(m *Mark) (progress bool) {
 	}
 	l.mu.Lock()
 	m.refs--
+	l.looking--
 	switch {
 	case r == cuapi.Success:
 		l.completeLocked(m)

@@ -20,7 +20,7 @@ import (
 
 // Stream is a stream of one context. Its handle can be closed while
 // publications that were produced on it are pending: the stream itself lives
-// until the last of them is done.
+// until the last of them is done. An open Stream pins its context.
 type Stream struct{ ref *ref }
 
 // ref is what a cleanup needs of a Stream.
@@ -40,8 +40,12 @@ func New(ctx *driver.Context) (*Stream, error) {
 	if core == nil {
 		return nil, fmt.Errorf("stream: no context: %w", driver.ErrClosed)
 	}
+	if err := core.Retain(); err != nil {
+		return nil, err
+	}
 	l, err := Take(core)
 	if err != nil {
+		core.Release()
 		return nil, err
 	}
 	return handle(l), nil
@@ -50,8 +54,9 @@ func New(ctx *driver.Context) (*Stream, error) {
 // Adopt makes a Stream of a stream that other code created and will destroy,
 // after this handle was closed and what it produced is done. Work that other
 // code enqueues in it is not counted, so that a full stream may block calls
-// here. The default streams (0, 1 and 2) are refused, and so is a stream of
-// another context (cuStreamGetCtx).
+// here. A stream that is known here already is the same one: one session at
+// most holds it. The default streams (0, 1 and 2) are refused, and so is a
+// stream of another context (cuStreamGetCtx).
 func Adopt(ctx *driver.Context, raw uintptr) (*Stream, error) {
 	core := wire.ContextOf(ctx)
 	if core == nil {
@@ -60,17 +65,30 @@ func Adopt(ctx *driver.Context, raw uintptr) (*Stream, error) {
 	if raw <= 2 {
 		return nil, fmt.Errorf("stream: %d is a default stream: %w", raw, driver.ErrInvalidHandle)
 	}
+	if err := core.Retain(); err != nil {
+		return nil, err
+	}
+	l, err := adopt(core, cuapi.Stream(raw))
+	if err != nil {
+		core.Release()
+		return nil, err
+	}
+	return handle(l), nil
+}
+
+func adopt(core *wire.Context, h cuapi.Stream) (*Lane, error) {
 	of := new(cuapi.Context)
-	if r := core.Table.StreamGetCtx(cuapi.Stream(raw), of); r != cuapi.Success {
+	if r := core.Table.StreamGetCtx(h, of); r != cuapi.Success {
 		return nil, core.Fail(cuapi.IDStreamGetCtx, r, "")
 	}
 	if *of != core.Raw {
-		return nil, fmt.Errorf("stream: %#x belongs to another context: %w", raw, driver.ErrInvalidContext)
+		return nil, fmt.Errorf("stream: %#x belongs to another context: %w", h, driver.ErrInvalidContext)
 	}
-	l := newLane(core, cuapi.Stream(raw))
-	l.adopted = true
-	l.foreign.Store(true)
-	return handle(l), nil
+	l := idleOf(core).adopt(h)
+	if l == nil {
+		return nil, fmt.Errorf("stream: %#x is purecuda's own, and was closed: %w", h, driver.ErrClosed)
+	}
+	return l, nil
 }
 
 func handle(l *Lane) *Stream {
@@ -104,7 +122,7 @@ func (s *Stream) begin() (*Lane, error) {
 
 func (s *Stream) end() {
 	if s.ref.cell.Return() {
-		s.ref.lane.Drop()
+		s.ref.drop()
 	}
 	runtime.KeepAlive(s)
 }
@@ -112,8 +130,13 @@ func (s *Stream) end() {
 // close makes no driver call: a cleanup may be its caller.
 func (r *ref) close() {
 	if r.cell.Close() {
-		r.lane.Drop()
+		r.drop()
 	}
+}
+
+func (r *ref) drop() {
+	r.lane.Drop()
+	r.lane.core.Release()
 }
 
 // Close ends the handle. It never waits: pending work goes on, and what was

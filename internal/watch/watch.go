@@ -45,8 +45,8 @@ func (w *Watcher) Add(s Source) {
 	w.Wake()
 }
 
-// Wake makes the watcher look now if it is asleep for long, and starts it if
-// it is not running. It touches no channel, timer or lock that a goroutine of
+// Wake makes the watcher look again without long sleeps, after the one that it
+// may be in, and starts it if it is not running. It touches no channel, timer or lock that a goroutine of
 // the program may hold, so that a cleanup may call it.
 func (w *Watcher) Wake() {
 	w.nudged.Store(true)
@@ -58,7 +58,9 @@ func (w *Watcher) Wake() {
 func (w *Watcher) run() {
 	idle := 0
 	for {
-		w.nudged.Store(false)
+		if w.nudged.Swap(false) {
+			idle = 0
+		}
 		progress, more := w.round()
 		if !more {
 			w.running.Store(false)

@@ -1,0 +1,151 @@
+package drivertest
+
+import (
+	"bytes"
+
+	"github.com/purecuda/purecuda/internal/cuapi"
+)
+
+var memoryCases = []Case{
+	{Name: "CopyOfNothing", Evidence: "Results and edge cases: copy of 0 bytes 0", run: func(r *rig) {
+		s, d := r.stream(), r.device(4096, 0)
+		h, _ := r.pinned(4096)
+		r.want(r.MemcpyDtoHAsync(h, d, 0, s), cuapi.Success, "copy of 0 bytes to the host")
+		r.want(r.MemcpyHtoDAsync(d, h, 0, s), cuapi.Success, "copy of 0 bytes to the device")
+		r.want(r.StreamSynchronize(s), cuapi.Success, "the stream after")
+	}},
+	{Name: "HostAllocOfNothing", Evidence: "Results and edge cases: cuMemHostAlloc of 0 bytes 0 (!)", run: func(r *rig) {
+		p := new(cuapi.HostPtr)
+		r.want(r.MemHostAlloc(p, 0, 0), cuapi.Success, "cuMemHostAlloc of 0 bytes")
+		if *p != nil {
+			r.onEnd(func() cuapi.Result { return r.MemFreeHost(*p) })
+		}
+	}},
+	{Name: "AllocOfNothing", Evidence: "Results and edge cases: cuMemAlloc of 0 bytes 1", run: func(r *rig) {
+		r.want(r.MemAlloc(new(cuapi.DevicePtr), 0), cuapi.InvalidValue, "cuMemAlloc of 0 bytes")
+	}},
+	{Name: "PoolAllocOfNothing", Evidence: onHardware, run: func(r *rig) {
+		d := new(cuapi.DevicePtr)
+		r.want(r.MemAllocFromPoolAsync(d, 0, r.pool(), r.stream()), cuapi.Success, "0 bytes from a pool")
+		if *d != 0 {
+			r.Errorf("0 bytes from a pool are at %#x", *d)
+		}
+	}},
+	{Name: "Overrun", Evidence: "Results and edge cases: a copy past the allocation 1, and the stream is usable after", run: func(r *rig) {
+		s, d := r.stream(), r.device(4096, 6)
+		h, data := r.pinned(4096)
+		r.want(r.MemcpyDtoHAsync(h, d, 1<<40, s), cuapi.InvalidValue, "copy of 1 TiB from 4 KiB")
+		r.ok(r.MemcpyDtoHAsync(h, d, 4096, s))
+		r.ok(r.StreamSynchronize(s))
+		if data[0] != 6 || data[4095] != 6 {
+			r.Error("the copy after is not there")
+		}
+	}},
+	{Name: "Copies", Evidence: onHardware, run: copies},
+	{Name: "TooMuch", Evidence: stalls + "1 TiB fails with 2", run: func(r *rig) {
+		r.want(r.MemAlloc(new(cuapi.DevicePtr), 1<<40), cuapi.OutOfMemory, "cuMemAlloc of 1 TiB")
+		s := r.stream()
+		r.want(r.MemAllocFromPoolAsync(new(cuapi.DevicePtr), 1<<40, r.pool(), s), cuapi.OutOfMemory, "1 TiB from a pool")
+		r.want(r.StreamSynchronize(s), cuapi.Success, "the stream after")
+	}},
+	{Name: "PoolAttributes", Evidence: onHardware, run: poolAttributes},
+	{Name: "PoolGrowsWhileHeld", Evidence: stalls + "With a private pool (cuMemPoolCreate, release threshold at its maximum, internal dependencies off) and another stream held: the first allocation", run: poolGrows},
+}
+
+// copies moves a pattern to the device, within it, and back, in each way.
+func copies(r *rig) {
+	const n = 1 << 20
+	s := r.stream()
+	a, b, c := r.device(n, 0), r.device(n, 0), r.device(n, 0)
+	from, src := r.pinned(n)
+	to, dst := r.pinned(n)
+	for i := range src {
+		src[i] = byte(i*7 + i>>8)
+	}
+	r.ok(r.MemcpyHtoDAsync(a, from, n, s))
+	r.ok(r.MemcpyDtoDAsync(b, a, n, s))
+	r.ok(r.MemcpyAsync(c, b, n, s))
+	r.ok(r.MemsetD8Async(c+100, 0xEE, 50, s))
+	r.ok(r.MemcpyDtoHAsync(to, c, n, s))
+	r.ok(r.StreamSynchronize(s))
+	copy(src[100:150], bytes.Repeat([]byte{0xEE}, 50))
+	if !bytes.Equal(src, dst) {
+		r.Error("what came back differs")
+	}
+}
+
+func (r *rig) pool() cuapi.MemPool {
+	r.Helper()
+	p := new(cuapi.MemPool)
+	r.ok(r.MemPoolCreate(p, &cuapi.MemPoolProps{
+		AllocType: cuapi.MemAllocationTypePinned,
+		Location:  cuapi.MemLocation{Type: cuapi.MemLocationTypeDevice, ID: int32(r.dev)},
+	}))
+	r.onEnd(func() cuapi.Result { return r.MemPoolDestroy(*p) })
+	r.ok(r.MemPoolSetAttribute(*p, cuapi.PoolReleaseThreshold, cuapi.Word(^uint64(0))))
+	r.ok(r.MemPoolSetAttribute(*p, cuapi.PoolReuseAllowInternalDependencies, cuapi.Word(0)))
+	return *p
+}
+
+func (r *rig) poolAttribute(p cuapi.MemPool, attr int32) uint64 {
+	r.Helper()
+	v := new(uint64)
+	r.ok(r.MemPoolGetAttribute(p, attr, out(v)))
+	return *v
+}
+
+func poolAttributes(r *rig) {
+	p, s := r.pool(), r.stream()
+	for _, a := range []struct {
+		name string
+		attr int32
+		want uint64
+	}{
+		{"release threshold", cuapi.PoolReleaseThreshold, ^uint64(0)},
+		{"internal dependencies", cuapi.PoolReuseAllowInternalDependencies, 0},
+		{"event dependencies", cuapi.PoolReuseFollowEventDependencies, 1},
+		{"used", cuapi.PoolUsedMemCurrent, 0},
+	} {
+		if got := r.poolAttribute(p, a.attr); got != a.want {
+			r.Errorf("%s: %d, want %d", a.name, got, a.want)
+		}
+	}
+	d := new(cuapi.DevicePtr)
+	r.ok(r.MemAllocFromPoolAsync(d, 1<<20, p, s))
+	r.ok(r.MemsetD8Async(*d, 1, 1<<20, s))
+	r.ok(r.StreamSynchronize(s))
+	if used := r.poolAttribute(p, cuapi.PoolUsedMemCurrent); used < 1<<20 {
+		r.Errorf("%d bytes are used, want 1 MiB", used)
+	}
+	r.ok(r.MemFreeAsync(*d, s))
+	r.ok(r.StreamSynchronize(s))
+	if used := r.poolAttribute(p, cuapi.PoolUsedMemCurrent); used != 0 {
+		r.Errorf("%d bytes are used after the free", used)
+	}
+	if kept := r.poolAttribute(p, cuapi.PoolReservedMemCurrent); kept < 1<<20 {
+		r.Errorf("%d bytes are reserved after the free, below the threshold", kept)
+	}
+	r.ok(r.MemPoolTrimTo(p, 0))
+	if kept := r.poolAttribute(p, cuapi.PoolReservedMemCurrent); kept != 0 {
+		r.Errorf("%d bytes are reserved after the trim", kept)
+	}
+}
+
+func poolGrows(r *rig) {
+	p, held, s := r.pool(), r.stream(), r.stream()
+	h, data := r.pinned(4096)
+	r.hold(held)
+	for _, size := range []uintptr{1 << 20, 64 << 20} {
+		d := new(cuapi.DevicePtr)
+		r.mustReturn(r.start("an allocation from a pool that must grow", func() cuapi.Result { return r.MemAllocFromPoolAsync(d, size, p, s) }), cuapi.Success)
+		r.ok(r.MemsetD8Async(*d, 8, 4096, s))
+		r.ok(r.MemcpyDtoHAsync(h, *d, 4096, s))
+		r.mustReturn(r.start("a free to a pool", func() cuapi.Result { return r.MemFreeAsync(*d, s) }), cuapi.Success)
+		r.mustReturn(r.start("the stream of the pool's user", func() cuapi.Result { return r.StreamSynchronize(s) }), cuapi.Success)
+		if data[0] != 8 || data[4095] != 8 {
+			r.Error("the pool's memory does not work")
+		}
+		clear(data)
+	}
+	r.want(r.StreamQuery(held), cuapi.NotReady, "the held stream")
+}
