@@ -165,6 +165,7 @@ func TestEachCallOfTheSetUpFails(t *testing.T) {
 			r.sim.StartTrace()
 			armed = true
 			p, err := memory.PoolOf(r.core)
+			armed = false
 			if hit == "" {
 				must(t, err)
 				if want := map[bool]int{false: 6, true: 2}[cfg.NoPools]; i != want {

@@ -74,13 +74,17 @@ func copies(r *rig) {
 	}
 }
 
+func (r *rig) poolProps() *cuapi.MemPoolProps {
+	return &cuapi.MemPoolProps{
+		AllocType: cuapi.MemAllocationTypePinned,
+		Location:  cuapi.MemLocation{Type: cuapi.MemLocationTypeDevice, ID: int32(r.dev)},
+	}
+}
+
 func (r *rig) pool() cuapi.MemPool {
 	r.Helper()
 	p := new(cuapi.MemPool)
-	r.ok(r.MemPoolCreate(p, &cuapi.MemPoolProps{
-		AllocType: cuapi.MemAllocationTypePinned,
-		Location:  cuapi.MemLocation{Type: cuapi.MemLocationTypeDevice, ID: int32(r.dev)},
-	}))
+	r.ok(r.MemPoolCreate(p, r.poolProps()))
 	r.onEnd(func() cuapi.Result { return r.MemPoolDestroy(*p) })
 	r.ok(r.MemPoolSetAttribute(*p, cuapi.PoolReleaseThreshold, cuapi.Word(^uint64(0))))
 	r.ok(r.MemPoolSetAttribute(*p, cuapi.PoolReuseAllowInternalDependencies, cuapi.Word(0)))

@@ -5,7 +5,7 @@ package cuapi
 // Table holds one typed function for each driver entry point. A nil field is
 // an entry point that this driver lacks.
 type Table struct {
-	// cuInit: CUDA 2.0, required, block setup.
+	// cuInit: CUDA 2.0, required, block lock.
 	Init func(flags uint32) Result
 	// cuDriverGetVersion: CUDA 2.2, required, block no.
 	DriverGetVersion func(driverVersion *int32) Result
@@ -35,11 +35,11 @@ type Table struct {
 	DeviceGetP2PAttribute func(value *int32, attrib int32, srcDevice Device, dstDevice Device) Result
 	// cuDeviceCanAccessPeer: CUDA 4.0, required, block setup.
 	DeviceCanAccessPeer func(canAccessPeer *int32, dev Device, peerDev Device) Result
-	// cuDevicePrimaryCtxRetain: CUDA 7.0, required, block setup.
+	// cuDevicePrimaryCtxRetain: CUDA 7.0, required, block lock.
 	DevicePrimaryCtxRetain func(pctx *Context, dev Device) Result
-	// cuDevicePrimaryCtxRelease_v2: CUDA 11.0, required, block setup.
+	// cuDevicePrimaryCtxRelease_v2: CUDA 11.0, required, block lock.
 	DevicePrimaryCtxRelease func(dev Device) Result
-	// cuDevicePrimaryCtxGetState: CUDA 7.0, required, block setup.
+	// cuDevicePrimaryCtxGetState: CUDA 7.0, required, block lock.
 	DevicePrimaryCtxGetState func(dev Device, flags *uint32, active *int32) Result
 	// cuCtxGetCurrent: CUDA 4.0, required, block no.
 	CtxGetCurrent func(pctx *Context) Result
@@ -49,7 +49,7 @@ type Table struct {
 	CtxPushCurrent func(ctx Context) Result
 	// cuCtxPopCurrent_v2: CUDA 4.0, required, block no.
 	CtxPopCurrent func(pctx *Context) Result
-	// cuCtxGetId: CUDA 12.0, optional, block setup.
+	// cuCtxGetId: CUDA 12.0, optional, block lock.
 	CtxGetId func(ctx Context, ctxId *uint64) Result
 	// cuCtxSynchronize: CUDA 2.0, required, block waits.
 	CtxSynchronize func() Result
@@ -57,7 +57,7 @@ type Table struct {
 	CtxEnablePeerAccess func(peerContext Context, flags uint32) Result
 	// cuCtxDisablePeerAccess: CUDA 4.0, required, block setup.
 	CtxDisablePeerAccess func(peerContext Context) Result
-	// cuMemGetInfo_v2: CUDA 3.2, required, block setup.
+	// cuMemGetInfo_v2: CUDA 3.2, required, block lock.
 	MemGetInfo func(free *uintptr, total *uintptr) Result
 	// cuMemAlloc_v2: CUDA 3.2, required, block lock.
 	MemAlloc func(dptr *DevicePtr, bytesize uintptr) Result
@@ -71,11 +71,11 @@ type Table struct {
 	MemHostRegister func(p HostPtr, bytesize uintptr, flags uint32) Result
 	// cuMemHostUnregister: CUDA 4.0, required, block setup.
 	MemHostUnregister func(p HostPtr) Result
-	// cuMemHostGetDevicePointer_v2: CUDA 3.2, required, block setup.
+	// cuMemHostGetDevicePointer_v2: CUDA 3.2, required, block lock.
 	MemHostGetDevicePointer func(pdptr *DevicePtr, p HostPtr, flags uint32) Result
-	// cuMemGetAddressRange_v2: CUDA 3.2, required, block setup.
+	// cuMemGetAddressRange_v2: CUDA 3.2, required, block lock.
 	MemGetAddressRange func(pbase *DevicePtr, psize *uintptr, dptr DevicePtr) Result
-	// cuPointerGetAttribute: CUDA 4.0, required, block setup.
+	// cuPointerGetAttribute: CUDA 4.0, required, block lock.
 	PointerGetAttribute func(data HostPtr, attribute int32, ptr DevicePtr) Result
 	// cuMemAllocAsync: CUDA 11.2, optional, block no.
 	MemAllocAsync func(dptr *DevicePtr, bytesize uintptr, hStream Stream) Result
@@ -83,17 +83,17 @@ type Table struct {
 	MemAllocFromPoolAsync func(dptr *DevicePtr, bytesize uintptr, pool MemPool, hStream Stream) Result
 	// cuMemFreeAsync: CUDA 11.2, optional, block no.
 	MemFreeAsync func(dptr DevicePtr, hStream Stream) Result
-	// cuDeviceGetDefaultMemPool: CUDA 11.2, optional, block setup.
+	// cuDeviceGetDefaultMemPool: CUDA 11.2, optional, block lock.
 	DeviceGetDefaultMemPool func(pool_out *MemPool, dev Device) Result
-	// cuMemPoolCreate: CUDA 11.2, optional, block setup.
+	// cuMemPoolCreate: CUDA 11.2, optional, block lock.
 	MemPoolCreate func(pool *MemPool, poolProps *MemPoolProps) Result
-	// cuMemPoolDestroy: CUDA 11.2, optional, block setup.
+	// cuMemPoolDestroy: CUDA 11.2, optional, block lock.
 	MemPoolDestroy func(pool MemPool) Result
-	// cuMemPoolTrimTo: CUDA 11.2, optional, block setup.
+	// cuMemPoolTrimTo: CUDA 11.2, optional, block lock.
 	MemPoolTrimTo func(pool MemPool, minBytesToKeep uintptr) Result
-	// cuMemPoolSetAttribute: CUDA 11.2, optional, block setup.
+	// cuMemPoolSetAttribute: CUDA 11.2, optional, block lock.
 	MemPoolSetAttribute func(pool MemPool, attr int32, value HostPtr) Result
-	// cuMemPoolGetAttribute: CUDA 11.2, optional, block setup.
+	// cuMemPoolGetAttribute: CUDA 11.2, optional, block lock.
 	MemPoolGetAttribute func(pool MemPool, attr int32, value HostPtr) Result
 	// cuMemPoolSetAccess: CUDA 11.2, optional, block setup.
 	MemPoolSetAccess func(pool MemPool, map_ *MemAccessDesc, count uintptr) Result
@@ -139,11 +139,11 @@ type Table struct {
 	LaunchHostFunc func(hStream Stream, fn uintptr, userData uintptr) Result
 	// cuStreamIsCapturing: CUDA 10.0, required, block no.
 	StreamIsCapturing func(hStream Stream, captureStatus *int32) Result
-	// cuStreamBeginCapture_v2: CUDA 10.1, required, block setup.
+	// cuStreamBeginCapture_v2: CUDA 10.1, required, block lock.
 	StreamBeginCapture func(hStream Stream, mode int32) Result
-	// cuStreamEndCapture: CUDA 10.0, required, block setup.
+	// cuStreamEndCapture: CUDA 10.0, required, block lock.
 	StreamEndCapture func(hStream Stream, phGraph *Graph) Result
-	// cuGraphDestroy: CUDA 10.0, required, block setup.
+	// cuGraphDestroy: CUDA 10.0, required, block lock.
 	GraphDestroy func(hGraph Graph) Result
 	// cuThreadExchangeStreamCaptureMode: CUDA 10.1, required, block no.
 	ThreadExchangeStreamCaptureMode func(mode *int32) Result
@@ -157,29 +157,29 @@ type Table struct {
 	EventQuery func(hEvent Event) Result
 	// cuEventSynchronize: CUDA 2.0, required, block waits.
 	EventSynchronize func(hEvent Event) Result
-	// cuEventElapsedTime: CUDA 2.0, required, block setup.
+	// cuEventElapsedTime: CUDA 2.0, required, block lock.
 	EventElapsedTime func(pMilliseconds *float32, hStart Event, hEnd Event) Result
 	// cuModuleLoadDataEx: CUDA 2.1, required, block held.
 	ModuleLoadDataEx func(module *Module, image HostPtr, numOptions uint32, options *int32, optionValues *uintptr) Result
 	// cuModuleUnload: CUDA 2.0, required, block held.
 	ModuleUnload func(hmod Module) Result
-	// cuModuleGetFunction: CUDA 2.0, required, block held.
+	// cuModuleGetFunction: CUDA 2.0, required, block lock.
 	ModuleGetFunction func(hfunc *Function, hmod Module, name *byte) Result
 	// cuModuleGetGlobal_v2: CUDA 3.2, required, block held.
 	ModuleGetGlobal func(dptr *DevicePtr, bytes *uintptr, hmod Module, name *byte) Result
-	// cuFuncGetAttribute: CUDA 2.2, required, block setup.
+	// cuFuncGetAttribute: CUDA 2.2, required, block lock.
 	FuncGetAttribute func(pi *int32, attrib int32, hfunc Function) Result
-	// cuFuncSetAttribute: CUDA 9.0, required, block setup.
+	// cuFuncSetAttribute: CUDA 9.0, required, block lock.
 	FuncSetAttribute func(hfunc Function, attrib int32, value int32) Result
-	// cuFuncLoad: CUDA 12.4, optional, block held.
+	// cuFuncLoad: CUDA 12.4, optional, block lock.
 	FuncLoad func(function Function) Result
-	// cuFuncGetParamInfo: CUDA 12.4, optional, block setup.
+	// cuFuncGetParamInfo: CUDA 12.4, optional, block lock.
 	FuncGetParamInfo func(func_ Function, paramIndex uintptr, paramOffset *uintptr, paramSize *uintptr) Result
 	// cuLaunchKernel: CUDA 4.0, required, block full.
 	LaunchKernel func(f_ Function, gridDimX uint32, gridDimY uint32, gridDimZ uint32, blockDimX uint32, blockDimY uint32, blockDimZ uint32, sharedMemBytes uint32, hStream Stream, kernelParams *HostPtr, extra *HostPtr) Result
-	// cuOccupancyMaxActiveBlocksPerMultiprocessor: CUDA 6.5, required, block setup.
+	// cuOccupancyMaxActiveBlocksPerMultiprocessor: CUDA 6.5, required, block lock.
 	OccupancyMaxActiveBlocksPerMultiprocessor func(numBlocks *int32, func_ Function, blockSize int32, dynamicSMemSize uintptr) Result
-	// cuOccupancyMaxPotentialBlockSize: CUDA 6.5, required, block setup.
+	// cuOccupancyMaxPotentialBlockSize: CUDA 6.5, required, block lock.
 	OccupancyMaxPotentialBlockSize func(minGridSize *int32, blockSize *int32, func_ Function, blockSizeToDynamicSMemSize uintptr, dynamicSMemSize uintptr, blockSizeLimit int32) Result
 
 	// Run executes a list of calls in order and stops at the first that does
@@ -286,7 +286,7 @@ const (
 
 // Entries describes the entry points, in the manifest's order: Entries[id].
 var Entries = [NumEntries]Entry{
-	{ID: IDInit, Name: "Init", Symbols: []Symbol{{"cuInit", 2000}}, Required: true, Block: BlockSetup, List: false, Args: 1},
+	{ID: IDInit, Name: "Init", Symbols: []Symbol{{"cuInit", 2000}}, Required: true, Block: BlockLock, List: false, Args: 1},
 	{ID: IDDriverGetVersion, Name: "DriverGetVersion", Symbols: []Symbol{{"cuDriverGetVersion", 2020}}, Required: true, Block: BlockNo, List: false, Args: 1},
 	{ID: IDGetErrorName, Name: "GetErrorName", Symbols: []Symbol{{"cuGetErrorName", 6000}}, Required: true, Block: BlockNo, List: false, Args: 2},
 	{ID: IDGetErrorString, Name: "GetErrorString", Symbols: []Symbol{{"cuGetErrorString", 6000}}, Required: true, Block: BlockNo, List: false, Args: 2},
@@ -301,36 +301,36 @@ var Entries = [NumEntries]Entry{
 	{ID: IDDeviceGetAttribute, Name: "DeviceGetAttribute", Symbols: []Symbol{{"cuDeviceGetAttribute", 2000}}, Required: true, Block: BlockNo, List: false, Args: 3},
 	{ID: IDDeviceGetP2PAttribute, Name: "DeviceGetP2PAttribute", Symbols: []Symbol{{"cuDeviceGetP2PAttribute", 8000}}, Required: false, Block: BlockSetup, List: false, Args: 4},
 	{ID: IDDeviceCanAccessPeer, Name: "DeviceCanAccessPeer", Symbols: []Symbol{{"cuDeviceCanAccessPeer", 4000}}, Required: true, Block: BlockSetup, List: false, Args: 3},
-	{ID: IDDevicePrimaryCtxRetain, Name: "DevicePrimaryCtxRetain", Symbols: []Symbol{{"cuDevicePrimaryCtxRetain", 7000}}, Required: true, Block: BlockSetup, List: false, Args: 2},
-	{ID: IDDevicePrimaryCtxRelease, Name: "DevicePrimaryCtxRelease", Symbols: []Symbol{{"cuDevicePrimaryCtxRelease_v2", 11000}}, Required: true, Block: BlockSetup, List: false, Args: 1},
-	{ID: IDDevicePrimaryCtxGetState, Name: "DevicePrimaryCtxGetState", Symbols: []Symbol{{"cuDevicePrimaryCtxGetState", 7000}}, Required: true, Block: BlockSetup, List: false, Args: 3},
+	{ID: IDDevicePrimaryCtxRetain, Name: "DevicePrimaryCtxRetain", Symbols: []Symbol{{"cuDevicePrimaryCtxRetain", 7000}}, Required: true, Block: BlockLock, List: false, Args: 2},
+	{ID: IDDevicePrimaryCtxRelease, Name: "DevicePrimaryCtxRelease", Symbols: []Symbol{{"cuDevicePrimaryCtxRelease_v2", 11000}}, Required: true, Block: BlockLock, List: false, Args: 1},
+	{ID: IDDevicePrimaryCtxGetState, Name: "DevicePrimaryCtxGetState", Symbols: []Symbol{{"cuDevicePrimaryCtxGetState", 7000}}, Required: true, Block: BlockLock, List: false, Args: 3},
 	{ID: IDCtxGetCurrent, Name: "CtxGetCurrent", Symbols: []Symbol{{"cuCtxGetCurrent", 4000}}, Required: true, Block: BlockNo, List: false, Args: 1},
 	{ID: IDCtxSetCurrent, Name: "CtxSetCurrent", Symbols: []Symbol{{"cuCtxSetCurrent", 4000}}, Required: true, Block: BlockNo, List: false, Args: 1},
 	{ID: IDCtxPushCurrent, Name: "CtxPushCurrent", Symbols: []Symbol{{"cuCtxPushCurrent_v2", 4000}}, Required: true, Block: BlockNo, List: false, Args: 1},
 	{ID: IDCtxPopCurrent, Name: "CtxPopCurrent", Symbols: []Symbol{{"cuCtxPopCurrent_v2", 4000}}, Required: true, Block: BlockNo, List: false, Args: 1},
-	{ID: IDCtxGetId, Name: "CtxGetId", Symbols: []Symbol{{"cuCtxGetId", 12000}}, Required: false, Block: BlockSetup, List: false, Args: 2},
+	{ID: IDCtxGetId, Name: "CtxGetId", Symbols: []Symbol{{"cuCtxGetId", 12000}}, Required: false, Block: BlockLock, List: false, Args: 2},
 	{ID: IDCtxSynchronize, Name: "CtxSynchronize", Symbols: []Symbol{{"cuCtxSynchronize", 2000}}, Required: true, Block: BlockWaits, List: false, Args: 0},
 	{ID: IDCtxEnablePeerAccess, Name: "CtxEnablePeerAccess", Symbols: []Symbol{{"cuCtxEnablePeerAccess", 4000}}, Required: true, Block: BlockSetup, List: false, Args: 2},
 	{ID: IDCtxDisablePeerAccess, Name: "CtxDisablePeerAccess", Symbols: []Symbol{{"cuCtxDisablePeerAccess", 4000}}, Required: true, Block: BlockSetup, List: false, Args: 1},
-	{ID: IDMemGetInfo, Name: "MemGetInfo", Symbols: []Symbol{{"cuMemGetInfo_v2", 3020}}, Required: true, Block: BlockSetup, List: false, Args: 2},
+	{ID: IDMemGetInfo, Name: "MemGetInfo", Symbols: []Symbol{{"cuMemGetInfo_v2", 3020}}, Required: true, Block: BlockLock, List: false, Args: 2},
 	{ID: IDMemAlloc, Name: "MemAlloc", Symbols: []Symbol{{"cuMemAlloc_v2", 3020}}, Required: true, Block: BlockLock, List: false, Args: 2},
 	{ID: IDMemFree, Name: "MemFree", Symbols: []Symbol{{"cuMemFree_v2", 3020}}, Required: true, Block: BlockHeld, List: false, Args: 1},
 	{ID: IDMemHostAlloc, Name: "MemHostAlloc", Symbols: []Symbol{{"cuMemHostAlloc", 2020}}, Required: true, Block: BlockLock, List: false, Args: 3},
 	{ID: IDMemFreeHost, Name: "MemFreeHost", Symbols: []Symbol{{"cuMemFreeHost", 2000}}, Required: true, Block: BlockHeld, List: false, Args: 1},
 	{ID: IDMemHostRegister, Name: "MemHostRegister", Symbols: []Symbol{{"cuMemHostRegister_v2", 6050}}, Required: true, Block: BlockLock, List: false, Args: 3},
 	{ID: IDMemHostUnregister, Name: "MemHostUnregister", Symbols: []Symbol{{"cuMemHostUnregister", 4000}}, Required: true, Block: BlockSetup, List: false, Args: 1},
-	{ID: IDMemHostGetDevicePointer, Name: "MemHostGetDevicePointer", Symbols: []Symbol{{"cuMemHostGetDevicePointer_v2", 3020}}, Required: true, Block: BlockSetup, List: false, Args: 3},
-	{ID: IDMemGetAddressRange, Name: "MemGetAddressRange", Symbols: []Symbol{{"cuMemGetAddressRange_v2", 3020}}, Required: true, Block: BlockSetup, List: false, Args: 3},
-	{ID: IDPointerGetAttribute, Name: "PointerGetAttribute", Symbols: []Symbol{{"cuPointerGetAttribute", 4000}}, Required: true, Block: BlockSetup, List: false, Args: 3},
+	{ID: IDMemHostGetDevicePointer, Name: "MemHostGetDevicePointer", Symbols: []Symbol{{"cuMemHostGetDevicePointer_v2", 3020}}, Required: true, Block: BlockLock, List: false, Args: 3},
+	{ID: IDMemGetAddressRange, Name: "MemGetAddressRange", Symbols: []Symbol{{"cuMemGetAddressRange_v2", 3020}}, Required: true, Block: BlockLock, List: false, Args: 3},
+	{ID: IDPointerGetAttribute, Name: "PointerGetAttribute", Symbols: []Symbol{{"cuPointerGetAttribute", 4000}}, Required: true, Block: BlockLock, List: false, Args: 3},
 	{ID: IDMemAllocAsync, Name: "MemAllocAsync", Symbols: []Symbol{{"cuMemAllocAsync", 11020}}, Required: false, Block: BlockNo, List: false, Args: 3},
 	{ID: IDMemAllocFromPoolAsync, Name: "MemAllocFromPoolAsync", Symbols: []Symbol{{"cuMemAllocFromPoolAsync", 11020}}, Required: false, Block: BlockNo, List: true, Args: 4},
 	{ID: IDMemFreeAsync, Name: "MemFreeAsync", Symbols: []Symbol{{"cuMemFreeAsync", 11020}}, Required: false, Block: BlockNo, List: true, Args: 2},
-	{ID: IDDeviceGetDefaultMemPool, Name: "DeviceGetDefaultMemPool", Symbols: []Symbol{{"cuDeviceGetDefaultMemPool", 11020}}, Required: false, Block: BlockSetup, List: false, Args: 2},
-	{ID: IDMemPoolCreate, Name: "MemPoolCreate", Symbols: []Symbol{{"cuMemPoolCreate", 11020}}, Required: false, Block: BlockSetup, List: false, Args: 2},
-	{ID: IDMemPoolDestroy, Name: "MemPoolDestroy", Symbols: []Symbol{{"cuMemPoolDestroy", 11020}}, Required: false, Block: BlockSetup, List: false, Args: 1},
-	{ID: IDMemPoolTrimTo, Name: "MemPoolTrimTo", Symbols: []Symbol{{"cuMemPoolTrimTo", 11020}}, Required: false, Block: BlockSetup, List: false, Args: 2},
-	{ID: IDMemPoolSetAttribute, Name: "MemPoolSetAttribute", Symbols: []Symbol{{"cuMemPoolSetAttribute", 11020}}, Required: false, Block: BlockSetup, List: false, Args: 3},
-	{ID: IDMemPoolGetAttribute, Name: "MemPoolGetAttribute", Symbols: []Symbol{{"cuMemPoolGetAttribute", 11020}}, Required: false, Block: BlockSetup, List: false, Args: 3},
+	{ID: IDDeviceGetDefaultMemPool, Name: "DeviceGetDefaultMemPool", Symbols: []Symbol{{"cuDeviceGetDefaultMemPool", 11020}}, Required: false, Block: BlockLock, List: false, Args: 2},
+	{ID: IDMemPoolCreate, Name: "MemPoolCreate", Symbols: []Symbol{{"cuMemPoolCreate", 11020}}, Required: false, Block: BlockLock, List: false, Args: 2},
+	{ID: IDMemPoolDestroy, Name: "MemPoolDestroy", Symbols: []Symbol{{"cuMemPoolDestroy", 11020}}, Required: false, Block: BlockLock, List: false, Args: 1},
+	{ID: IDMemPoolTrimTo, Name: "MemPoolTrimTo", Symbols: []Symbol{{"cuMemPoolTrimTo", 11020}}, Required: false, Block: BlockLock, List: false, Args: 2},
+	{ID: IDMemPoolSetAttribute, Name: "MemPoolSetAttribute", Symbols: []Symbol{{"cuMemPoolSetAttribute", 11020}}, Required: false, Block: BlockLock, List: false, Args: 3},
+	{ID: IDMemPoolGetAttribute, Name: "MemPoolGetAttribute", Symbols: []Symbol{{"cuMemPoolGetAttribute", 11020}}, Required: false, Block: BlockLock, List: false, Args: 3},
 	{ID: IDMemPoolSetAccess, Name: "MemPoolSetAccess", Symbols: []Symbol{{"cuMemPoolSetAccess", 11020}}, Required: false, Block: BlockSetup, List: false, Args: 3},
 	{ID: IDMemPoolGetAccess, Name: "MemPoolGetAccess", Symbols: []Symbol{{"cuMemPoolGetAccess", 11020}}, Required: false, Block: BlockSetup, List: false, Args: 3},
 	{ID: IDMemcpyHtoDAsync, Name: "MemcpyHtoDAsync", Symbols: []Symbol{{"cuMemcpyHtoDAsync_v2", 3020}}, Required: true, Block: BlockFull, List: true, Args: 4},
@@ -353,27 +353,27 @@ var Entries = [NumEntries]Entry{
 	{ID: IDStreamWriteValue32, Name: "StreamWriteValue32", Symbols: []Symbol{{"cuStreamWriteValue32_v2", 11070}, {"cuStreamWriteValue32", 8000}}, Required: false, Block: BlockLock, List: true, Args: 4},
 	{ID: IDLaunchHostFunc, Name: "LaunchHostFunc", Symbols: []Symbol{{"cuLaunchHostFunc", 10000}}, Required: true, Block: BlockFull, List: true, Args: 3},
 	{ID: IDStreamIsCapturing, Name: "StreamIsCapturing", Symbols: []Symbol{{"cuStreamIsCapturing", 10000}}, Required: true, Block: BlockNo, List: false, Args: 2},
-	{ID: IDStreamBeginCapture, Name: "StreamBeginCapture", Symbols: []Symbol{{"cuStreamBeginCapture_v2", 10010}}, Required: true, Block: BlockSetup, List: false, Args: 2},
-	{ID: IDStreamEndCapture, Name: "StreamEndCapture", Symbols: []Symbol{{"cuStreamEndCapture", 10000}}, Required: true, Block: BlockSetup, List: false, Args: 2},
-	{ID: IDGraphDestroy, Name: "GraphDestroy", Symbols: []Symbol{{"cuGraphDestroy", 10000}}, Required: true, Block: BlockSetup, List: false, Args: 1},
+	{ID: IDStreamBeginCapture, Name: "StreamBeginCapture", Symbols: []Symbol{{"cuStreamBeginCapture_v2", 10010}}, Required: true, Block: BlockLock, List: false, Args: 2},
+	{ID: IDStreamEndCapture, Name: "StreamEndCapture", Symbols: []Symbol{{"cuStreamEndCapture", 10000}}, Required: true, Block: BlockLock, List: false, Args: 2},
+	{ID: IDGraphDestroy, Name: "GraphDestroy", Symbols: []Symbol{{"cuGraphDestroy", 10000}}, Required: true, Block: BlockLock, List: false, Args: 1},
 	{ID: IDThreadExchangeStreamCaptureMode, Name: "ThreadExchangeStreamCaptureMode", Symbols: []Symbol{{"cuThreadExchangeStreamCaptureMode", 10010}}, Required: true, Block: BlockNo, List: false, Args: 1},
 	{ID: IDEventCreate, Name: "EventCreate", Symbols: []Symbol{{"cuEventCreate", 2000}}, Required: true, Block: BlockLock, List: false, Args: 2},
 	{ID: IDEventDestroy, Name: "EventDestroy", Symbols: []Symbol{{"cuEventDestroy_v2", 4000}}, Required: true, Block: BlockLock, List: false, Args: 1},
 	{ID: IDEventRecord, Name: "EventRecord", Symbols: []Symbol{{"cuEventRecord", 2000}}, Required: true, Block: BlockLock, List: true, Args: 2},
 	{ID: IDEventQuery, Name: "EventQuery", Symbols: []Symbol{{"cuEventQuery", 2000}}, Required: true, Block: BlockNo, List: false, Args: 1},
 	{ID: IDEventSynchronize, Name: "EventSynchronize", Symbols: []Symbol{{"cuEventSynchronize", 2000}}, Required: true, Block: BlockWaits, List: false, Args: 1},
-	{ID: IDEventElapsedTime, Name: "EventElapsedTime", Symbols: []Symbol{{"cuEventElapsedTime", 2000}}, Required: true, Block: BlockSetup, List: false, Args: 3},
+	{ID: IDEventElapsedTime, Name: "EventElapsedTime", Symbols: []Symbol{{"cuEventElapsedTime", 2000}}, Required: true, Block: BlockLock, List: false, Args: 3},
 	{ID: IDModuleLoadDataEx, Name: "ModuleLoadDataEx", Symbols: []Symbol{{"cuModuleLoadDataEx", 2010}}, Required: true, Block: BlockHeld, List: false, Args: 5},
 	{ID: IDModuleUnload, Name: "ModuleUnload", Symbols: []Symbol{{"cuModuleUnload", 2000}}, Required: true, Block: BlockHeld, List: false, Args: 1},
-	{ID: IDModuleGetFunction, Name: "ModuleGetFunction", Symbols: []Symbol{{"cuModuleGetFunction", 2000}}, Required: true, Block: BlockHeld, List: false, Args: 3},
+	{ID: IDModuleGetFunction, Name: "ModuleGetFunction", Symbols: []Symbol{{"cuModuleGetFunction", 2000}}, Required: true, Block: BlockLock, List: false, Args: 3},
 	{ID: IDModuleGetGlobal, Name: "ModuleGetGlobal", Symbols: []Symbol{{"cuModuleGetGlobal_v2", 3020}}, Required: true, Block: BlockHeld, List: false, Args: 4},
-	{ID: IDFuncGetAttribute, Name: "FuncGetAttribute", Symbols: []Symbol{{"cuFuncGetAttribute", 2020}}, Required: true, Block: BlockSetup, List: false, Args: 3},
-	{ID: IDFuncSetAttribute, Name: "FuncSetAttribute", Symbols: []Symbol{{"cuFuncSetAttribute", 9000}}, Required: true, Block: BlockSetup, List: false, Args: 3},
-	{ID: IDFuncLoad, Name: "FuncLoad", Symbols: []Symbol{{"cuFuncLoad", 12040}}, Required: false, Block: BlockHeld, List: false, Args: 1},
-	{ID: IDFuncGetParamInfo, Name: "FuncGetParamInfo", Symbols: []Symbol{{"cuFuncGetParamInfo", 12040}}, Required: false, Block: BlockSetup, List: false, Args: 4},
+	{ID: IDFuncGetAttribute, Name: "FuncGetAttribute", Symbols: []Symbol{{"cuFuncGetAttribute", 2020}}, Required: true, Block: BlockLock, List: false, Args: 3},
+	{ID: IDFuncSetAttribute, Name: "FuncSetAttribute", Symbols: []Symbol{{"cuFuncSetAttribute", 9000}}, Required: true, Block: BlockLock, List: false, Args: 3},
+	{ID: IDFuncLoad, Name: "FuncLoad", Symbols: []Symbol{{"cuFuncLoad", 12040}}, Required: false, Block: BlockLock, List: false, Args: 1},
+	{ID: IDFuncGetParamInfo, Name: "FuncGetParamInfo", Symbols: []Symbol{{"cuFuncGetParamInfo", 12040}}, Required: false, Block: BlockLock, List: false, Args: 4},
 	{ID: IDLaunchKernel, Name: "LaunchKernel", Symbols: []Symbol{{"cuLaunchKernel", 4000}}, Required: true, Block: BlockFull, List: true, Args: 11},
-	{ID: IDOccupancyMaxActiveBlocksPerMultiprocessor, Name: "OccupancyMaxActiveBlocksPerMultiprocessor", Symbols: []Symbol{{"cuOccupancyMaxActiveBlocksPerMultiprocessor", 6050}}, Required: true, Block: BlockSetup, List: false, Args: 4},
-	{ID: IDOccupancyMaxPotentialBlockSize, Name: "OccupancyMaxPotentialBlockSize", Symbols: []Symbol{{"cuOccupancyMaxPotentialBlockSize", 6050}}, Required: true, Block: BlockSetup, List: false, Args: 6},
+	{ID: IDOccupancyMaxActiveBlocksPerMultiprocessor, Name: "OccupancyMaxActiveBlocksPerMultiprocessor", Symbols: []Symbol{{"cuOccupancyMaxActiveBlocksPerMultiprocessor", 6050}}, Required: true, Block: BlockLock, List: false, Args: 4},
+	{ID: IDOccupancyMaxPotentialBlockSize, Name: "OccupancyMaxPotentialBlockSize", Symbols: []Symbol{{"cuOccupancyMaxPotentialBlockSize", 6050}}, Required: true, Block: BlockLock, List: false, Args: 6},
 }
 
 // Has tells whether the driver behind t has the entry point.

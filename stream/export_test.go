@@ -1,0 +1,11 @@
+package stream
+
+import "github.com/purecuda/purecuda/internal/wire"
+
+// Idle returns how many lanes of the context nobody uses.
+func Idle(core *wire.Context) int {
+	p := idleOf(core)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.lanes)
+}
