@@ -20,7 +20,7 @@ import (
 // A rig is a runtime on the simulator. At the test's end everything must have
 // been released and no rule of the driver broken, unless the test says so.
 type rig struct {
-	t    *testing.T
+	t    testing.TB
 	sim  *cudasim.Sim
 	drv  *driver.Driver
 	ctx  *driver.Context
@@ -45,7 +45,7 @@ type options struct {
 	seen   func(*cuapi.Table) // the simulator's own table
 }
 
-func newRig(t *testing.T, o options) *rig {
+func newRig(t testing.TB, o options) *rig {
 	t.Helper()
 	r := &rig{t: t, sim: cudasim.New(o.sim)}
 	r.sim.Kernel("inc", func(l *cudasim.Launch) {
