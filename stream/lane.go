@@ -378,12 +378,17 @@ func (m *Mark) Wait(ctx context.Context) error {
 		if i == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
+		if m.watched() {
+			break // one that looks is enough
+		}
 		if i > spins/2 {
 			runtime.Gosched()
 		}
 	}
+	wake := m.park()
+	defer m.unpark()
 	select {
-	case <-m.Done():
+	case <-wake:
 		done, err := m.Peek()
 		if err == nil && !done {
 			err = errUnset

@@ -18,10 +18,12 @@ type Mark struct {
 	state atomic.Uint32 // markState
 
 	// Guarded by lane.mu.
-	refs   int // queries of ev under way
-	wanted bool
-	err    error
-	wake   chan struct{}
+	refs    int  // queries of ev under way
+	kept    bool // looked for until it is complete or failed
+	waiters int  // parked, and looked for as long
+	wanted  bool // either, and pending: counted by the lane
+	err     error
+	wake    chan struct{}
 }
 
 type markState = uint32
@@ -66,16 +68,22 @@ func (m *Mark) Poll() (bool, error) {
 func (m *Mark) Want() {
 	l := m.lane
 	l.mu.Lock()
-	l.want(m)
+	m.kept = true
+	l.countLocked(m)
 	l.mu.Unlock()
 	l.watcher.Add(l)
 }
 
-func (l *Lane) want(m *Mark) {
-	if !m.wanted && m.state.Load() == pending {
-		m.wanted = true
+// countLocked keeps the lane's count of marks that the watcher looks for.
+func (l *Lane) countLocked(m *Mark) {
+	now := (m.kept || m.waiters > 0) && m.state.Load() == pending
+	switch {
+	case now && !m.wanted:
 		l.wanted++
+	case !now && m.wanted:
+		l.wanted--
 	}
+	m.wanted = now
 }
 
 // Done returns a channel that is closed when the mark is complete or failed.
@@ -83,17 +91,49 @@ func (l *Lane) want(m *Mark) {
 func (m *Mark) Done() <-chan struct{} {
 	l := m.lane
 	l.mu.Lock()
+	ch := m.wakeLocked()
+	m.kept = true
+	l.countLocked(m)
+	l.mu.Unlock()
+	l.watcher.Add(l)
+	return ch
+}
+
+func (m *Mark) wakeLocked() chan struct{} {
 	if m.wake == nil {
 		m.wake = make(chan struct{})
 		if m.state.Load() != pending {
 			close(m.wake)
 		}
 	}
-	ch := m.wake
-	l.want(m)
+	return m.wake
+}
+
+// park begins a parked wait, which unpark ends. The watcher looks for the mark
+// meanwhile.
+func (m *Mark) park() <-chan struct{} {
+	l := m.lane
+	l.mu.Lock()
+	ch := m.wakeLocked()
+	m.waiters++
+	l.countLocked(m)
 	l.mu.Unlock()
 	l.watcher.Add(l)
 	return ch
+}
+
+func (m *Mark) unpark() {
+	m.lane.mu.Lock()
+	m.waiters--
+	m.lane.countLocked(m)
+	m.lane.mu.Unlock()
+}
+
+// watched tells whether the watcher looks for the mark already.
+func (m *Mark) watched() bool {
+	m.lane.mu.Lock()
+	defer m.lane.mu.Unlock()
+	return m.wanted
 }
 
 // look queries one pending mark and records what it saw.
@@ -186,10 +226,7 @@ func (l *Lane) failLocked(m *Mark, err error) {
 func (l *Lane) settleLocked(m *Mark, s markState, err error) {
 	m.err = err
 	m.state.Store(s)
-	if m.wanted {
-		m.wanted = false
-		l.wanted--
-	}
+	l.countLocked(m)
 	if m.wake != nil {
 		close(m.wake)
 	}

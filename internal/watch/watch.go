@@ -46,8 +46,9 @@ func (w *Watcher) Add(s Source) {
 }
 
 // Wake makes the watcher look again without long sleeps, after the one that it
-// may be in, and starts it if it is not running. It touches no channel, timer or lock that a goroutine of
-// the program may hold, so that a cleanup may call it.
+// may be in, and starts it if it is not running. Neither Wake nor Add touches a
+// channel or a timer, and no lock that is held for long, so that a cleanup may
+// call them.
 func (w *Watcher) Wake() {
 	w.nudged.Store(true)
 	if w.running.CompareAndSwap(false, true) {
