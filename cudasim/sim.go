@@ -117,7 +117,7 @@ func New(cfg Config) *Sim {
 			reflect.ValueOf(raw).Elem().FieldByName(e.Name).SetZero()
 		}
 	}
-	s.steps = cuapi.Intercept(raw, s.call)
+	s.steps = cuapi.Intercept(raw, s.listed)
 	s.table = cuapi.Intercept(raw, s.cross)
 	s.table.Run = s.runList
 	return s
@@ -158,14 +158,14 @@ func (s *Sim) runList(l *cuapi.List) (int, cuapi.Result) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.crossings++
-	crossing := s.crossings
-	for i := range l.Len() {
-		s.cur = frame{crossing: crossing}
-		if r := s.steps.Step(l, i); r != cuapi.Success {
-			return i, r
-		}
-	}
-	return l.Len(), cuapi.Success
+	s.cur = frame{crossing: s.crossings}
+	return cuapi.RunEach(s.steps, l)
+}
+
+// listed makes one call of a list.
+func (s *Sim) listed(c cuapi.Call, next func() cuapi.Result) cuapi.Result {
+	s.cur = frame{crossing: s.cur.crossing}
+	return s.call(c, next)
 }
 
 // refuseCallback answers a call made from inside a host function or a kernel
@@ -295,7 +295,7 @@ type rule struct {
 	pool       bool // absent without memory pools
 	behindFull bool // blocks while an enqueue is stuck in a full stream (measured for two)
 	frees      bool // ends what its first argument names
-	unsafe     bool // not allowed while a capture in global mode runs (documented)
+	unsafe     bool // not allowed while a capture in global mode runs (docs/driver-facts: "Beside a capture")
 }
 
 var rules = func() (t [cuapi.NumEntries]rule) {
@@ -324,7 +324,8 @@ var rules = func() (t [cuapi.NumEntries]rule) {
 	}
 	for _, id := range []cuapi.ID{
 		cuapi.IDMemAlloc, cuapi.IDMemFree, cuapi.IDMemHostAlloc, cuapi.IDMemFreeHost,
-		cuapi.IDEventQuery, cuapi.IDEventSynchronize,
+		cuapi.IDMemAllocAsync, cuapi.IDMemAllocFromPoolAsync, cuapi.IDMemFreeAsync,
+		cuapi.IDEventQuery, cuapi.IDEventSynchronize, cuapi.IDStreamQuery, cuapi.IDStreamSynchronize,
 	} {
 		t[id].unsafe = true
 	}

@@ -224,12 +224,18 @@ func (c *Context) fail(op cuapi.ID, r cuapi.Result, detail string) error {
 	return e
 }
 
-// current runs f with this context current on a thread that it keeps for so
-// long, and restores what was current before.
+// current runs f with this context current, and in the relaxed capture mode, on
+// a thread that it keeps for so long, and restores what was before.
 func (c *Context) current(f func() cuapi.Result) cuapi.Result {
 	t := c.dev.drv.table
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	mode := new(int32)
+	*mode = cuapi.CaptureModeRelaxed
+	if r := t.ThreadExchangeStreamCaptureMode(mode); r != cuapi.Success {
+		return r
+	}
+	defer t.ThreadExchangeStreamCaptureMode(mode)
 	if r := t.CtxPushCurrent(c.core.Raw); r != cuapi.Success {
 		return r
 	}
@@ -305,7 +311,7 @@ func bracketed(t *cuapi.Table, current func(func() cuapi.Result) cuapi.Result) *
 		cuapi.IDInit: true, cuapi.IDDriverGetVersion: true, cuapi.IDGetErrorName: true, cuapi.IDGetErrorString: true,
 		cuapi.IDGetProcAddress: true, cuapi.IDGetProcAddressV2: true, cuapi.IDDeviceGet: true, cuapi.IDDeviceGetCount: true,
 		cuapi.IDCtxGetCurrent: true, cuapi.IDCtxSetCurrent: true, cuapi.IDCtxPushCurrent: true, cuapi.IDCtxPopCurrent: true,
-		cuapi.IDDevicePrimaryCtxRetain: true, cuapi.IDDevicePrimaryCtxRelease: true, cuapi.IDDevicePrimaryCtxGetState: true,
+		cuapi.IDThreadExchangeStreamCaptureMode: true, cuapi.IDDevicePrimaryCtxRetain: true, cuapi.IDDevicePrimaryCtxRelease: true, cuapi.IDDevicePrimaryCtxGetState: true,
 	}
 	return cuapi.Intercept(t, func(c cuapi.Call, next func() cuapi.Result) cuapi.Result {
 		if free[c.ID] {

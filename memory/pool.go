@@ -141,7 +141,11 @@ func (p *Pool) Free(b Block) error {
 		p.count(-b.Bytes)
 		return nil
 	}
-	if r := p.core.Table.MemFreeAsync(b.Addr, p.lane); r != cuapi.Success {
+	list := cuapi.NewList()
+	defer list.Free()
+	list.MemFreeAsync(b.Addr, p.lane)
+	list.Relax()
+	if _, r := p.core.Table.Run(list); r != cuapi.Success {
 		return p.core.Fail(cuapi.IDMemFreeAsync, r, fmt.Sprintf("%d bytes", b.Bytes))
 	}
 	p.count(-b.Bytes)

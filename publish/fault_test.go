@@ -180,7 +180,7 @@ func TestEveryCallFails(t *testing.T) {
 				if q.Entered != q.Released+q.Permanent+q.Pending || q.Reserved != 0 || q.Pending != 0 {
 					t.Errorf("%s: the queue does not conserve: %+v", where, q)
 				}
-				if lost := r.rt.Err(); (lost != nil) != code.Sticky() {
+				if lost := r.rt.Err(); (lost != nil) != code.Sticky() && hit != exchange {
 					t.Errorf("%s: lost: %v", where, lost)
 				} else if lost == nil {
 					if err := r.workflow(random(64)); err != nil {
@@ -199,7 +199,10 @@ func TestEveryCallFails(t *testing.T) {
 
 // quiet are the calls whose failure a workflow that is otherwise through does
 // not see: what they release is retained instead.
-var quiet = map[string]bool{"cuMemFreeAsync": true, "cuCtxPopCurrent_v2": true, "cuEventRecord": true}
+var quiet = map[string]bool{"cuMemFreeAsync": true, "cuCtxPopCurrent_v2": true, "cuEventRecord": true, exchange: true}
+
+// exchange works on the thread alone: it tells nothing of the context.
+const exchange = "cuThreadExchangeStreamCaptureMode"
 
 // settle drains until nothing is pending and the watcher has gone.
 func (r *rig) settle() {

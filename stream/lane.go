@@ -45,13 +45,14 @@ type Lane struct {
 	events  *event.Pool
 	watcher *watch.Watcher
 
-	held    atomic.Bool // a session captured it
-	foreign atomic.Bool // other code knows the handle: it may capture
-	adopted bool        // other code owns the driver's stream
-	users   atomic.Int32
-	broken  atomic.Pointer[error] // the first enqueue that failed: not for new users
-	credits atomic.Int64
-	issued  atomic.Uint64 // operations enqueued; written under enq
+	held     atomic.Bool // a session captured it
+	foreign  atomic.Bool // other code knows the handle: it may capture
+	adopted  bool        // other code owns the driver's stream
+	users    atomic.Int32
+	broken   atomic.Pointer[error] // the first enqueue that failed: not for new users
+	credits  atomic.Int64
+	spinning atomic.Bool   // one wait looks before it parks
+	issued   atomic.Uint64 // operations enqueued; written under enq
 
 	unmarked atomic.Int64 // operations since the last mark
 
@@ -183,6 +184,7 @@ func (l *Lane) Launch(f cuapi.Function, grid, block [3]uint32, shared uint32, pa
 func (l *Lane) Alloc(out *cuapi.DevicePtr, n uintptr, pool cuapi.MemPool) error {
 	list := cuapi.NewList()
 	list.MemAllocFromPoolAsync(out, n, pool, l.h)
+	list.Relax()
 	return l.run(list, 1, nil, n)
 }
 
@@ -371,19 +373,11 @@ const spins = 64
 
 // Wait waits until the mark is complete. The end of ctx ends this wait alone.
 func (m *Mark) Wait(ctx context.Context) error {
-	for i := range spins {
-		if done, err := m.Poll(); done || err != nil {
-			return err
-		}
-		if i == 0 && ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if m.watched() {
-			break // one that looks is enough
-		}
-		if i > spins/2 {
-			runtime.Gosched()
-		}
+	if done, err := m.Peek(); done || err != nil {
+		return err
+	}
+	if done, err := m.spin(ctx); done || err != nil {
+		return err
 	}
 	wake := m.park()
 	defer m.unpark()
@@ -397,6 +391,27 @@ func (m *Mark) Wait(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// spin looks at the mark for a short while, on behalf of one wait of the lane
+// at a time: the others park, and the watcher looks for them.
+func (m *Mark) spin(ctx context.Context) (done bool, err error) {
+	if !m.lane.spinning.CompareAndSwap(false, true) {
+		return false, ctx.Err()
+	}
+	defer m.lane.spinning.Store(false)
+	for i := range spins {
+		if done, err := m.Poll(); done || err != nil {
+			return done, err
+		}
+		if err := ctx.Err(); err != nil {
+			return false, err
+		}
+		if i > spins/2 {
+			runtime.Gosched()
+		}
+	}
+	return false, nil
 }
 
 // Synchronize waits until everything that the lane enqueued before is done.
@@ -414,7 +429,11 @@ func (l *Lane) Submit() error {
 	if err := l.admit(0); err != nil {
 		return err
 	}
-	if r := l.core.Table.StreamQuery(l.h); r != cuapi.Success && r != cuapi.NotReady {
+	list := cuapi.NewList()
+	defer list.Free()
+	list.StreamQuery(l.h)
+	list.Relax()
+	if _, r := l.core.Table.Run(list); r != cuapi.Success && r != cuapi.NotReady {
 		return l.core.Fail(cuapi.IDStreamQuery, r, "")
 	}
 	return nil

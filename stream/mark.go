@@ -129,13 +129,6 @@ func (m *Mark) unpark() {
 	m.lane.mu.Unlock()
 }
 
-// watched tells whether the watcher looks for the mark already.
-func (m *Mark) watched() bool {
-	m.lane.mu.Lock()
-	defer m.lane.mu.Unlock()
-	return m.wanted
-}
-
 // look queries one pending mark and records what it saw.
 func (l *Lane) look(m *Mark) (progress bool) {
 	l.mu.Lock()
@@ -153,7 +146,11 @@ func (l *Lane) look(m *Mark) (progress bool) {
 	ev := m.ev
 	l.mu.Unlock()
 
-	r := l.core.Table.EventQuery(ev)
+	list := cuapi.NewList()
+	list.EventQuery(ev)
+	list.Relax()
+	_, r := l.core.Table.Run(list)
+	list.Free()
 
 	var err error
 	if r != cuapi.Success && r != cuapi.NotReady {

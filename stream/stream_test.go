@@ -154,7 +154,7 @@ func TestFault16ACapturingStreamIsRefused(t *testing.T) {
 	}
 	must(t, waited.Wait(r.within()))
 	for _, c := range r.sim.Trace() {
-		if c.ID != cuapi.IDStreamIsCapturing && c.ID != cuapi.IDEventQuery {
+		if c.ID != cuapi.IDStreamIsCapturing && c.ID != cuapi.IDEventQuery && c.ID != cuapi.IDThreadExchangeStreamCaptureMode {
 			t.Errorf("%s on a capturing stream", c.Name)
 		}
 	}

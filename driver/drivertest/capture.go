@@ -24,41 +24,6 @@ var captureCases = []Case{
 		r.want(r.StreamEndCapture(s, new(cuapi.Graph)), cuapi.StreamCaptureInvalidated, "the end of the capture")
 		r.status(s, cuapi.CaptureStatusNone)
 	}},
-	// A capture in global mode forbids calls on every thread that might disturb
-	// it; a thread that says it knows what it does is let through.
-	{Name: "QueryBesideGlobalCapture", Evidence: onHardware, Child: true, run: func(r *rig) {
-		query := r.besideCapture(func() cuapi.Result { return r.EventQuery(r.witness) })
-		r.Logf("a query on another thread: %d", query)
-	}},
-	{Name: "RelaxedQueryBesideGlobalCapture", Evidence: onHardware, Child: true, run: func(r *rig) {
-		mode := new(int32)
-		r.want(r.besideCapture(func() cuapi.Result {
-			*mode = cuapi.CaptureModeRelaxed
-			if res := r.ThreadExchangeStreamCaptureMode(mode); res != cuapi.Success {
-				return res
-			}
-			defer r.ThreadExchangeStreamCaptureMode(mode) // what it was
-			return r.EventQuery(r.witness)
-		}), cuapi.Success, "a query on another thread in relaxed mode")
-	}},
-}
-
-// besideCapture makes a call on another thread while a stream captures in
-// global mode, and checks that the capture goes on.
-func (r *rig) besideCapture(f func() cuapi.Result) cuapi.Result {
-	r.Helper()
-	s, d := r.stream(), r.device(64, 0)
-	r.ok(r.StreamBeginCapture(s, cuapi.CaptureModeGlobal))
-	r.ok(r.MemsetD8Async(d, 1, 64, s))
-	c := r.start("the call beside a capture", f)
-	<-c.done
-	g := new(cuapi.Graph)
-	end := r.StreamEndCapture(s, g)
-	r.Logf("the call %d, the end of the capture %d", c.result, end)
-	if end == cuapi.Success {
-		r.ok(r.GraphDestroy(*g))
-	}
-	return c.result
 }
 
 func (r *rig) status(s cuapi.Stream, want int32) {

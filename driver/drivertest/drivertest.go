@@ -57,7 +57,7 @@ type Case struct {
 
 // Cases returns all cases.
 func Cases() []Case {
-	return slices.Concat(basicCases, orderCases, memoryCases, moduleCases, stallCases, blockCases, captureCases, lostCases, publishCases)
+	return slices.Concat(basicCases, orderCases, memoryCases, moduleCases, stallCases, blockCases, captureCases, besideCases, lostCases, publishCases)
 }
 
 // onHardware is the run that the cases rest on which no measurement before

@@ -9,6 +9,8 @@
 // Names and numbers follow NVIDIA's CUDA driver API reference and cuda.h.
 package cuapi
 
+import "runtime"
+
 //go:generate go run ../gen -root ..
 
 // Opaque handles of the driver. The zero value is no handle, except for
@@ -106,6 +108,15 @@ func (c Call) Name() string { return Entries[c.ID].Symbol() }
 // RunEach executes a list call by call through the table's own fields: what
 // tables without a native Run use.
 func RunEach(t *Table, l *List) (int, Result) {
+	if l.relaxed {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		l.mode = CaptureModeRelaxed
+		if r := t.ThreadExchangeStreamCaptureMode(&l.mode); r != Success {
+			return 0, r
+		}
+		defer t.ThreadExchangeStreamCaptureMode(&l.mode)
+	}
 	for i := 0; i < l.Len(); i++ {
 		if r := t.Step(l, i); r != Success {
 			return i, r

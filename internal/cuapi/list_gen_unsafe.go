@@ -79,6 +79,12 @@ func (l *List) MemsetD8Async(dstDevice DevicePtr, uc uint8, n uintptr, hStream S
 	op.args[3] = uint64(hStream)
 }
 
+// StreamQuery appends the call.
+func (l *List) StreamQuery(hStream Stream) {
+	op := l.next(IDStreamQuery, 1)
+	op.args[0] = uint64(hStream)
+}
+
 // StreamWaitEvent appends the call.
 func (l *List) StreamWaitEvent(hStream Stream, hEvent Event, flags uint32) {
 	op := l.next(IDStreamWaitEvent, 3)
@@ -118,6 +124,12 @@ func (l *List) EventRecord(hEvent Event, hStream Stream) {
 	op := l.next(IDEventRecord, 2)
 	op.args[0] = uint64(hEvent)
 	op.args[1] = uint64(hStream)
+}
+
+// EventQuery appends the call.
+func (l *List) EventQuery(hEvent Event) {
+	op := l.next(IDEventQuery, 1)
+	op.args[0] = uint64(hEvent)
 }
 
 // LaunchKernel appends the call.
@@ -182,6 +194,11 @@ func (t *Table) Step(l *List, i int) Result {
 			return NotFound
 		}
 		return t.MemsetD8Async(DevicePtr(op.args[0]), uint8(op.args[1]), uintptr(op.args[2]), Stream(op.args[3]))
+	case IDStreamQuery:
+		if t.StreamQuery == nil {
+			return NotFound
+		}
+		return t.StreamQuery(Stream(op.args[0]))
 	case IDStreamWaitEvent:
 		if t.StreamWaitEvent == nil {
 			return NotFound
@@ -207,6 +224,11 @@ func (t *Table) Step(l *List, i int) Result {
 			return NotFound
 		}
 		return t.EventRecord(Event(op.args[0]), Stream(op.args[1]))
+	case IDEventQuery:
+		if t.EventQuery == nil {
+			return NotFound
+		}
+		return t.EventQuery(Event(op.args[0]))
 	case IDLaunchKernel:
 		if t.LaunchKernel == nil {
 			return NotFound

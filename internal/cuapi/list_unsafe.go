@@ -19,13 +19,17 @@ const (
 // append calls by its methods, give it back with Free. Not safe for
 // concurrent use.
 //
-// Its first two fields are read by the assembly of internal/cuload.
+// Its first fields are read by the assembly of internal/cuload.
 type List struct {
-	n   uint64
-	ops [MaxList]listOp
+	n        uint64
+	exchange uint64 // cuThreadExchangeStreamCaptureMode's code, if relaxed
+	mode     int32  // in and out of that call
+	_        int32
+	ops      [MaxList]listOp
 
-	ids  [MaxList]ID
-	keep [MaxList][2]HostPtr // what the argument words point to
+	relaxed bool
+	ids     [MaxList]ID
+	keep    [MaxList][2]HostPtr // what the argument words point to
 }
 
 // listOp is what the assembly reads: the function, how many arguments it
@@ -46,7 +50,7 @@ func (l *List) Free() {
 	for i := range l.keep[:l.n] {
 		l.keep[i] = [2]HostPtr{}
 	}
-	l.n = 0
+	l.n, l.exchange, l.relaxed = 0, 0, false
 	lists.Put(l)
 }
 
@@ -61,7 +65,16 @@ func (l *List) Resolve(addrs *[NumEntries]uintptr) {
 	for i := range l.ops[:l.n] {
 		l.ops[i].fn = uint64(addrs[l.ids[i]])
 	}
+	if l.relaxed {
+		l.exchange, l.mode = uint64(addrs[IDThreadExchangeStreamCaptureMode]), CaptureModeRelaxed
+	}
 }
+
+// Relax has the list run with its thread in the relaxed capture mode, and puts
+// the thread's own mode back behind it, wherever it stopped. Without it a query
+// or an allocation spoils a capture in global mode on any other thread, and
+// fails (docs/driver-facts.md, "Beside a capture").
+func (l *List) Relax() { l.relaxed = true }
 
 // Block returns the address of what the assembly reads.
 func (l *List) Block() HostPtr { return HostPtr(unsafe.Pointer(l)) }

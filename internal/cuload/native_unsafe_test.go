@@ -59,6 +59,7 @@ func TestKeepsRegisters(t *testing.T) {
 		for i := range cuapi.MaxList {
 			appendCall(l, cuapi.IDLaunchKernel, i)
 		}
+		l.Relax()
 		s.failAt, s.failCode = s.seq+2, fail
 		lib.Table.Run(l) // resolves the addresses
 		s.failAt = s.seq + 2

@@ -195,10 +195,20 @@ TEXT runList<>(SB), NOSPLIT|NOFRAME, $0
 	PUSHQ BX
 	PUSHQ R12
 	PUSHQ R13
+	PUSHQ R14
+	PUSHQ R15
 	SUBQ $48, SP
 	MOVQ 0(DI), R12
-	LEAQ 8(DI), BX
+	LEAQ 24(DI), BX
 	XORL R13, R13
+	MOVQ DI, R14
+	MOVQ 8(R14), R11
+	TESTQ R11, R11
+	JEQ  next
+	LEAQ 16(R14), DI
+	CALL R11
+	TESTL AX, AX
+	JNE  refused
 
 next:
 	CMPQ R13, R12
@@ -248,11 +258,28 @@ fits:
 	ORL  R13, AX
 
 leave:
+	MOVQ 8(R14), R11
+	TESTQ R11, R11
+	JEQ  return
+	MOVL AX, R15
+	LEAQ 16(R14), DI
+	CALL R11
+	MOVL R15, AX
+
+return:
 	ADDQ $48, SP
+	POPQ R15
+	POPQ R14
 	POPQ R13
 	POPQ R12
 	POPQ BX
 	RET
+
+refused:
+	CMPL AX, $65535
+	JLS  return
+	MOVL $999, AX
+	JMP  return
 
 DATA ·runList(SB)/8, $runList<>(SB)
 GLOBL ·runList(SB), NOPTR|RODATA, $8

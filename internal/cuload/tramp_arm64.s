@@ -190,10 +190,18 @@ TEXT runList<>(SB), NOSPLIT|NOFRAME, $0
 	MOVD RSP, R29
 	STP.W (R19, R20), -16(RSP)
 	STP.W (R21, R22), -16(RSP)
+	STP.W (R23, R24), -16(RSP)
 	SUB  $32, RSP
 	MOVD 0(R0), R20
-	ADD  $8, R0, R19
+	ADD  $24, R0, R19
 	MOVD ZR, R21
+	MOVD R0, R22
+	MOVD 8(R22), R9
+	CBZ  R9, next
+	ADD  $16, R22, R0
+	CALL (R9)
+	MOVWU R0, R0
+	CBNZ R0, refused
 
 next:
 	CMP  R20, R21
@@ -240,7 +248,22 @@ fits:
 	ORR  R21<<16, R0
 
 leave:
+	MOVD 8(R22), R9
+	CBZ  R9, return
+	MOVD R0, R23
+	ADD  $16, R22, R0
+	CALL (R9)
+	MOVD R23, R0
+	B    return
+
+refused:
+	LSR  $16, R0, R10
+	CBZ  R10, return
+	MOVD $999, R0
+
+return:
 	ADD  $32, RSP
+	LDP.P 16(RSP), (R23, R24)
 	LDP.P 16(RSP), (R21, R22)
 	LDP.P 16(RSP), (R19, R20)
 	LDP.P 16(RSP), (R29, R30)

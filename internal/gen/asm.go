@@ -5,10 +5,13 @@ import (
 	"strings"
 )
 
-// Layout of a cuapi.List as the assembly reads it: the count, then the calls,
-// each a function, its number of arguments and their words.
+// Layout of a cuapi.List as the assembly reads it: the count, the function that
+// exchanges the thread's capture mode or 0, the mode, then the calls, each a
+// function, its number of arguments and their words.
 const (
-	listOps  = 8
+	listExch = 8
+	listMode = 16
+	listOps  = 24
 	opArgs   = 16
 	opSize   = opArgs + 8*maxArity
 	opNargs  = 8
@@ -68,10 +71,20 @@ TEXT runList<>(SB), NOSPLIT|NOFRAME, $0
 	PUSHQ BX
 	PUSHQ R12
 	PUSHQ R13
+	PUSHQ R14
+	PUSHQ R15
 	SUBQ $48, SP
 	MOVQ 0(DI), R12
 	LEAQ %d(DI), BX
 	XORL R13, R13
+	MOVQ DI, R14
+	MOVQ %d(R14), R11
+	TESTQ R11, R11
+	JEQ  next
+	LEAQ %d(R14), DI
+	CALL R11
+	TESTL AX, AX
+	JNE  refused
 
 next:
 	CMPQ R13, R12
@@ -82,7 +95,7 @@ next:
 	JEQ  stop
 	CMPQ %d(BX), $%d
 	JLS  registers
-`, codeBits, listOps, notFound, opNargs, len(regs))
+`, codeBits, listOps, listExch, listMode, notFound, opNargs, len(regs))
 	for i := len(regs); i < maxArity; i++ {
 		fmt.Fprintf(&b, "\tMOVQ %d(BX), AX\n\tMOVQ AX, %d(SP)\n", opArgs+8*i, 8*(i-len(regs)))
 	}
@@ -111,13 +124,30 @@ fits:
 	ORL  R13, AX
 
 leave:
+	MOVQ %d(R14), R11
+	TESTQ R11, R11
+	JEQ  return
+	MOVL AX, R15
+	LEAQ %d(R14), DI
+	CALL R11
+	MOVL R15, AX
+
+return:
 	ADDQ $48, SP
+	POPQ R15
+	POPQ R14
 	POPQ R13
 	POPQ R12
 	POPQ BX
 	RET
 
-`, opSize, 1<<codeBits-1, unknown, codeBits)
+refused:
+	CMPL AX, $%d
+	JLS  return
+	MOVL $%d, AX
+	JMP  return
+
+`, opSize, 1<<codeBits-1, unknown, codeBits, listExch, listMode, 1<<codeBits-1, unknown)
 	address(&b, "runList")
 	return strings.TrimSuffix(b.String(), "\n")
 }
@@ -153,10 +183,18 @@ TEXT runList<>(SB), NOSPLIT|NOFRAME, $0
 	MOVD RSP, R29
 	STP.W (R19, R20), -16(RSP)
 	STP.W (R21, R22), -16(RSP)
+	STP.W (R23, R24), -16(RSP)
 	SUB  $32, RSP
 	MOVD 0(R0), R20
 	ADD  $%d, R0, R19
 	MOVD ZR, R21
+	MOVD R0, R22
+	MOVD %d(R22), R9
+	CBZ  R9, next
+	ADD  $%d, R22, R0
+	CALL (R9)
+	MOVWU R0, R0
+	CBNZ R0, refused
 
 next:
 	CMP  R20, R21
@@ -167,7 +205,7 @@ next:
 	MOVD %d(R19), R10
 	CMP  $%d, R10
 	BLS  registers
-`, codeBits, listOps, notFound, opNargs, regs)
+`, codeBits, listOps, listExch, listMode, notFound, opNargs, regs)
 	for i := regs; i < maxArity; i++ {
 		fmt.Fprintf(&b, "\tMOVD %d(R19), R10\n\tMOVD R10, %d(RSP)\n", opArgs+8*i, 8*(i-regs))
 	}
@@ -195,13 +233,28 @@ fits:
 	ORR  R21<<%d, R0
 
 leave:
+	MOVD %d(R22), R9
+	CBZ  R9, return
+	MOVD R0, R23
+	ADD  $%d, R22, R0
+	CALL (R9)
+	MOVD R23, R0
+	B    return
+
+refused:
+	LSR  $%d, R0, R10
+	CBZ  R10, return
+	MOVD $%d, R0
+
+return:
 	ADD  $32, RSP
+	LDP.P 16(RSP), (R23, R24)
 	LDP.P 16(RSP), (R21, R22)
 	LDP.P 16(RSP), (R19, R20)
 	LDP.P 16(RSP), (R29, R30)
 	RET
 
-`, opSize, codeBits, unknown, codeBits)
+`, opSize, codeBits, unknown, codeBits, listExch, listMode, codeBits, unknown)
 	address(&b, "runList")
 	return strings.TrimSuffix(b.String(), "\n")
 }

@@ -53,8 +53,8 @@ type Context struct {
 	Device cuapi.Device
 	Pools  bool // stream-ordered allocation is there
 
-	// Current makes calls that need this context current, on this thread,
-	// and restores what was current before.
+	// Current makes calls that need this context current, on this thread in the
+	// relaxed capture mode, and restores what was before.
 	Current func(f func() cuapi.Result) cuapi.Result
 	// Fail makes the error of a driver call. A sticky result is latched:
 	// the context is lost. detail adds sizes and offsets, or is empty.
