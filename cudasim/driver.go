@@ -12,7 +12,7 @@ import (
 // driver.Open does with a real one.
 func (s *Sim) Driver() (*driver.Driver, error) {
 	if r := s.table.Init(0); r != cuapi.Success {
-		return nil, fmt.Errorf("cudasim: cuInit: %v", r)
+		return nil, fmt.Errorf("cudasim: cuInit: %w", driver.Result(r))
 	}
 	d, err := wire.NewDriver(s.table, "simulator")
 	if err != nil {

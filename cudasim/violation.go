@@ -27,6 +27,7 @@ const (
 	Pageable       Kind = "pageable memory" // an asynchronous copy from or to memory that is not pinned
 	NoFunction     Kind = "no function"     // a kernel or host function that the test did not register
 	Panicked       Kind = "panic"           // a kernel or host function panicked
+	WildAddress    Kind = "wild address"    // a kernel's argument that is no memory of its context
 	Blocks         Kind = "blocks"          // Config.NoBlock, and the call would block
 	Misuse         Kind = "misuse"          //
 )

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/internal/own"
 	"github.com/purecuda/purecuda/internal/wire"
 )
 
@@ -143,10 +144,11 @@ func (c *Context) Supports(name string) error {
 // own, so that the end of ctx ends the wait and not the shutdown: another call
 // of Shutdown waits again, and has its result.
 //
-// While runtimes still use the context, publications that pin them, or open
-// streams, the last Shutdown is refused with an error that matches [ErrBusy],
-// and may be tried again. Where owners were retained because the device may still touch
-// their memory, the context stays retained and the error says so.
+// While runtimes still use the context, publications that pin them, streams or
+// pinned buffers that are open, the last Shutdown is refused with an error that
+// matches [ErrBusy], and may be tried again. Where owners were retained because
+// the device may still touch their memory, the context stays retained and the
+// error says so.
 func (c *Context) Shutdown(ctx context.Context) error {
 	if c.none() {
 		return nil
@@ -163,7 +165,11 @@ func (c *Context) Shutdown(ctx context.Context) error {
 	case c.pins > 0:
 		n := c.pins
 		c.mu.Unlock()
-		return fmt.Errorf("driver: context of device %d: %d runtimes and streams are open or pinned: %w", c.dev.ordinal, n, ErrBusy)
+		return own.StillOpen("driver: context of device %d: %d runtimes and streams are open, or pinned by what they left open", c.dev.ordinal, n)
+	}
+	if err := c.core.StillOpen(); err != nil {
+		c.mu.Unlock()
+		return fmt.Errorf("driver: context of device %d: %w", c.dev.ordinal, err)
 	}
 	c.users, c.ended = 0, true
 	c.mu.Unlock()

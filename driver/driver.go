@@ -115,6 +115,11 @@ func newDriver(t *cuapi.Table, source string) (*Driver, error) {
 		return nil, newError(t, cuapi.IDDeviceGetCount, r, "")
 	}
 	d.devices = int(*n)
+	for _, e := range cuapi.Entries {
+		if e.Required && !t.Has(e.ID) {
+			return nil, &UnsupportedError{Feature: e.Symbol(), Since: e.Since(), Have: d.version}
+		}
+	}
 	return d, nil
 }
 

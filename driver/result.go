@@ -47,7 +47,8 @@ var (
 	ErrMoved = own.ErrMoved
 	// ErrClosed is in the error of every use of a handle after a close.
 	ErrClosed = own.ErrClosed
-	// ErrBusy is in the error of a move while another call uses the handle.
+	// ErrBusy is in the error of a move while another call uses the handle, and
+	// of a Shutdown while something is open.
 	ErrBusy = own.ErrBusy
 )
 

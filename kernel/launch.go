@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"github.com/purecuda/purecuda/driver"
+	"github.com/purecuda/purecuda/internal/own"
 	"github.com/purecuda/purecuda/internal/wire"
 	"github.com/purecuda/purecuda/stream"
 )
@@ -112,7 +113,7 @@ func (f *Function) launch(l *stream.Lane, c Config, args []Arg, addresses []uint
 		return fmt.Errorf("kernel: no function: %w", driver.ErrClosed)
 	}
 	if f.core != l.Core() {
-		return fmt.Errorf("kernel %s: loaded into another context: %w", f.name, driver.ErrInvalidContext)
+		return fmt.Errorf("kernel %s: %w", f.name, own.ErrForeign)
 	}
 	if err := c.check(f); err != nil {
 		return err
@@ -125,7 +126,15 @@ func (f *Function) launch(l *stream.Lane, c Config, args []Arg, addresses []uint
 	if err := b.fill(args, addresses); err != nil {
 		return fmt.Errorf("kernel %s: %w", f.name, err)
 	}
-	return l.Launch(f.h, c.Blocks, c.Threads, c.Shared, b.params())
+	err := l.Launch(f.h, c.Blocks, c.Threads, c.Shared, b.params())
+	var e *stream.Enqueued
+	var failed *driver.Error
+	if errors.As(err, &e) && errors.As(e.Err, &failed) && failed.Detail == "" {
+		named := *failed // the context may have latched the other
+		named.Detail = "kernel " + f.name
+		return &stream.Enqueued{Err: &named}
+	}
+	return err
 }
 
 func (f *Function) fits(args []Arg) error {

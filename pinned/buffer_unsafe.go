@@ -3,6 +3,7 @@
 package pinned
 
 import (
+	"fmt"
 	"runtime"
 	"sync/atomic"
 	"unsafe"
@@ -82,10 +83,14 @@ func (b *Buffer) Bytes() []byte {
 // Err returns nil while the caller owns the buffer, else an error that matches
 // driver.ErrMoved or driver.ErrClosed.
 func (b *Buffer) Err() error {
-	if b == nil || b.state == nil {
-		return own.ErrClosed
+	err := own.ErrClosed
+	if b != nil && b.state != nil {
+		err = b.state.cell.Err()
 	}
-	return b.state.cell.Err()
+	if err != nil {
+		return fmt.Errorf("pinned: buffer %w", err)
+	}
+	return nil
 }
 
 // Close gives the memory back to the pool. It never waits. Closing a buffer

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/internal/own"
 	"github.com/purecuda/purecuda/internal/wire"
 )
 
@@ -53,6 +54,7 @@ type Stats struct {
 	Misses    int   // buffers that came from the driver (cuMemHostAlloc)
 	InUse     int   // buffers that somebody owns, the abandoned ones included
 	Abandoned int   // dropped without Close after Bytes: never used again
+	Kept      int   // retained for good with a transfer that could not be proven
 	Held      int64 // bytes taken from the driver
 	Limit     int64 // the bound of Held
 }
@@ -64,8 +66,18 @@ func PoolOf(core *wire.Context) *Pool {
 	return core.Shared(key{}, func() any {
 		p := &Pool{core: core, limit: DefaultLimit}
 		core.OnShutdown(p.destroy)
+		core.OnAsk(p.stillOpen)
 		return p
 	}).(*Pool)
+}
+
+// stillOpen tells of buffers that a program may yet close.
+func (p *Pool) stillOpen() error {
+	s := p.Stats()
+	if n := s.InUse - s.Abandoned - s.Kept; n > 0 {
+		return own.StillOpen("%d pinned buffers were not closed", n)
+	}
+	return nil
 }
 
 // minClass is the smallest block: a page, which is what the driver pins.
@@ -163,6 +175,13 @@ func (b *Block) Free() {
 	p.mu.Unlock()
 }
 
+// Keep counts the block as retained for good.
+func (b *Block) Keep() {
+	b.pool.mu.Lock()
+	b.pool.stats.Kept++
+	b.pool.mu.Unlock()
+}
+
 // abandon gives the block back from a cleanup: no lock, no driver call.
 func (b *Block) abandon() {
 	p := b.pool
@@ -217,7 +236,7 @@ func (p *Pool) destroy() error {
 		}
 	}
 	if inUse != 0 {
-		errs = append(errs, fmt.Errorf("pinned: %d buffers are retained: they were not closed, or work on them may be pending", inUse))
+		errs = append(errs, fmt.Errorf("pinned: %d buffers are retained: dropped without Close, or work on them may be pending", inUse))
 	}
 	return errors.Join(errs...)
 }

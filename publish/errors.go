@@ -2,6 +2,7 @@ package publish
 
 import (
 	"errors"
+	"strings"
 
 	"github.com/purecuda/purecuda/internal/own"
 	"github.com/purecuda/purecuda/pinned"
@@ -14,7 +15,7 @@ import (
 // first cause of a lost context.
 var (
 	// ErrForeign: the handle belongs to another runtime or context.
-	ErrForeign = errors.New("belongs to another runtime")
+	ErrForeign = own.ErrForeign
 	// ErrOtherStream: an unpublished value belongs to the stream of the
 	// session that made it.
 	ErrOtherStream = errors.New("the value belongs to another stream")
@@ -53,7 +54,9 @@ type RejectedError struct {
 	Buffer      *pinned.Buffer
 }
 
-func (e *RejectedError) Error() string { return "publish: " + e.Op + " rejected: " + e.Reason.Error() }
+func (e *RejectedError) Error() string {
+	return "publish: " + e.Op + " rejected: " + strings.TrimPrefix(e.Reason.Error(), "publish: ")
+}
 
 // Unwrap returns the reason.
 func (e *RejectedError) Unwrap() error { return e.Reason }
@@ -67,7 +70,7 @@ type UnprovenError struct {
 	Cause error // the first failure, a *driver.Error
 }
 
-func (e *UnprovenError) Error() string { return "publish: " + e.Op + ": " + e.Cause.Error() }
+func (e *UnprovenError) Error() string { return "publish: " + e.Op + " unproven: " + e.Cause.Error() }
 
 // Unwrap returns the first cause.
 func (e *UnprovenError) Unwrap() error { return e.Cause }
@@ -94,4 +97,5 @@ func unusable(what string, err error) error {
 	return &useError{what, err}
 }
 
-var closedNil = own.ErrClosed // a nil handle is closed
+// none is the error of a nil or a zero handle: it counts as closed.
+func none(what string) error { return &useError{"no " + what + ":", own.ErrClosed} }

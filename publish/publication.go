@@ -44,7 +44,7 @@ func (p *Publication) Shape() []int {
 // Err returns nil while the caller owns the publication and it did not fail.
 func (p *Publication) Err() error {
 	if p == nil || p.r == nil {
-		return unusable("publication", closedNil)
+		return none("publication")
 	}
 	if err := p.r.pub.Err(); err != nil {
 		return unusable("publication", err)
@@ -68,7 +68,7 @@ func (r *record) broken(op string) error {
 // returns that failure, an [*UnprovenError], and never true.
 func (p *Publication) FrontierReady() (bool, error) {
 	if p == nil || p.r == nil {
-		return false, unusable("publication", closedNil)
+		return false, none("publication")
 	}
 	r := p.r
 	if err := r.pub.Borrow(); err != nil {
@@ -98,7 +98,7 @@ func (p *Publication) end() {
 // be consumed by another goroutine meanwhile.
 func (p *Publication) AwaitFrontier(ctx context.Context) error {
 	if p == nil || p.r == nil {
-		return unusable("publication", closedNil)
+		return none("publication")
 	}
 	r := p.r
 	if err := r.pub.Borrow(); err != nil {
@@ -147,7 +147,7 @@ func (p *Publication) DownloadRange(buf *pinned.Buffer, offset, n int64) (*Trans
 		return nil, &RejectedError{Op: "download", Reason: reason, Publication: p, Buffer: buf}
 	}
 	if p == nil || p.r == nil {
-		return reject(unusable("publication", closedNil))
+		return reject(none("publication"))
 	}
 	r := p.r
 	if err := r.pub.Take(); err != nil {

@@ -116,6 +116,9 @@ func (r *record) releaseNow() {
 
 // keep hands what the record owns to the permanent side.
 func (r *record) keep(cause error) {
+	if r.buf != nil {
+		r.buf.Keep()
+	}
 	r.ticket.Keep(r, r.owned(), cause)
 	r.rt.unpin() // the context stays retained by the memory in use; the lane may still run
 }
@@ -222,7 +225,7 @@ func (r *record) leak() {
 func (rt *Runtime) takeBuffer(buf *pinned.Buffer, want int64) (*own.Cell, *pinned.Block, error) {
 	cell, b := wire.BufferOf(buf)
 	if cell == nil {
-		return nil, nil, unusable("buffer", own.ErrClosed)
+		return nil, nil, none("buffer")
 	}
 	block := b.(*pinned.Block)
 	if err := cell.Err(); err != nil {

@@ -34,6 +34,7 @@ import (
 
 	"github.com/purecuda/purecuda/driver"
 	"github.com/purecuda/purecuda/event"
+	"github.com/purecuda/purecuda/internal/own"
 	"github.com/purecuda/purecuda/internal/watch"
 	"github.com/purecuda/purecuda/internal/wire"
 	"github.com/purecuda/purecuda/memory"
@@ -82,7 +83,7 @@ type Runtime struct {
 func New(ctx *driver.Context, cfg Config) (*Runtime, error) {
 	core := wire.ContextOf(ctx)
 	if core == nil {
-		return nil, unusable("context", driver.ErrClosed)
+		return nil, none("context")
 	}
 	if cfg.Slots < 0 || cfg.PinnedBytes < 0 {
 		return nil, fmt.Errorf("publish: negative limits: %+v", cfg)
@@ -113,13 +114,26 @@ func New(ctx *driver.Context, cfg Config) (*Runtime, error) {
 }
 
 // Context returns the runtime's context.
-func (rt *Runtime) Context() *driver.Context { return rt.ctx }
+func (rt *Runtime) Context() *driver.Context {
+	if rt.none() {
+		return nil
+	}
+	return rt.ctx
+}
+
+// none tells that there is no runtime: a nil or a zero one.
+func (rt *Runtime) none() bool { return rt == nil || rt.core == nil }
 
 // Lost returns a channel that is closed when the context is lost.
-func (rt *Runtime) Lost() <-chan struct{} { return rt.ctx.Lost() }
+func (rt *Runtime) Lost() <-chan struct{} { return rt.Context().Lost() }
 
 // Err returns the first cause of the context's loss, or nil.
-func (rt *Runtime) Err() error { return rt.core.Lost() }
+func (rt *Runtime) Err() error {
+	if rt.none() {
+		return none("runtime")
+	}
+	return rt.core.Lost()
+}
 
 // Pinned returns a pinned buffer of n bytes, from the context's pool. A miss
 // takes it from the driver, which is set-up: Reserve fills the pool ahead.
@@ -151,6 +165,9 @@ func (rt *Runtime) WithSession(f func(*Session) error) (err error) {
 }
 
 func (rt *Runtime) open() error {
+	if rt.none() {
+		return none("runtime")
+	}
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
 	return rt.openLocked()
@@ -216,6 +233,9 @@ func (rt *Runtime) admit(t *retirequeue.Ticket) error {
 // each stream, and returns how many owners. It never waits. The watcher drains
 // too: programs need not call it.
 func (rt *Runtime) Drain() int {
+	if rt.none() {
+		return 0
+	}
 	rt.watcher.Look()
 	rt.bury()
 	return rt.queue.Drain()
@@ -262,7 +282,7 @@ func (rt *Runtime) bury() int {
 // alive stays usable: publications and transfers pin what they need. Closing
 // twice does nothing.
 func (rt *Runtime) Close() error {
-	if rt == nil {
+	if rt.none() {
 		return nil
 	}
 	rt.mu.Lock()
@@ -280,7 +300,7 @@ func (rt *Runtime) Close() error {
 // still open, or was retained because the device may still touch it, and says
 // what.
 func (rt *Runtime) Shutdown(ctx context.Context) error {
-	if rt == nil {
+	if rt.none() {
 		return nil
 	}
 	rt.Close()
@@ -301,7 +321,7 @@ func (rt *Runtime) leftovers() error {
 	s := rt.Stats()
 	var errs []error
 	if s.Sessions > 0 || s.Queue.Reserved > 0 {
-		errs = append(errs, fmt.Errorf("publish: %d sessions and %d values, publications and transfers were never closed: %w", s.Sessions, s.Queue.Reserved, driver.ErrBusy))
+		errs = append(errs, own.StillOpen("publish: %d sessions and %d values, publications and transfers were never closed", s.Sessions, s.Queue.Reserved))
 	}
 	if s.Queue.Permanent > 0 {
 		errs = append(errs, fmt.Errorf("publish: %d owners of %d bytes are retained for good, the first since: %w", s.Queue.Permanent, s.Queue.PermanentBytes, s.Queue.Cause))
@@ -323,6 +343,9 @@ type Stats struct {
 
 // Stats returns the counters at this instant.
 func (rt *Runtime) Stats() Stats {
+	if rt.none() {
+		return Stats{}
+	}
 	rt.mu.Lock()
 	sessions := rt.sessions
 	rt.mu.Unlock()

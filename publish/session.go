@@ -40,8 +40,8 @@ type SessionStats struct {
 // once. It fails with ErrSessionHeld, before any driver call, while another
 // session holds the stream, and with ErrForeign for one of another context.
 func (rt *Runtime) OpenSession(st *stream.Stream) (*Session, error) {
-	if rt == nil {
-		return nil, unusable("runtime", closedNil)
+	if rt.none() {
+		return nil, none("runtime")
 	}
 	if err := rt.pin(); err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ func (rt *Runtime) capture(st *stream.Stream) (*stream.Lane, error) {
 // begin borrows the session for one call.
 func (s *Session) begin() (*session, error) {
 	if s == nil || s.st == nil {
-		return nil, unusable("session", closedNil)
+		return nil, none("session")
 	}
 	if err := s.st.cell.Borrow(); err != nil {
 		return nil, unusable("session", err)
@@ -189,7 +189,7 @@ func (s *Session) Synchronize(ctx context.Context) error {
 func (s *Session) Alloc(d DType, shape ...int) (*Value, error) {
 	st, err := s.begin()
 	if err != nil {
-		return nil, err
+		return nil, &RejectedError{Op: "alloc", Reason: err}
 	}
 	defer s.end()
 	ext, err := extentOf(d, shape)
@@ -224,7 +224,7 @@ func (s *Session) Alloc(d DType, shape ...int) (*Value, error) {
 func (st *session) own(v *Value) (*record, error) {
 	switch {
 	case v == nil || v.r == nil:
-		return nil, unusable("value", closedNil)
+		return nil, none("value")
 	case v.r.rt != st.rt:
 		return nil, fmt.Errorf("value: %w", ErrForeign)
 	case v.r.lane != st.lane:

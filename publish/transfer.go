@@ -18,7 +18,7 @@ type Transfer struct {
 // Err returns nil while the caller owns the transfer and it did not fail.
 func (t *Transfer) Err() error {
 	if t == nil || t.r == nil {
-		return unusable("transfer", closedNil)
+		return none("transfer")
 	}
 	if err := t.r.transfer.Err(); err != nil {
 		return t.over("transfer", err)
@@ -38,7 +38,7 @@ func (t *Transfer) over(op string, err error) error {
 // failure it returns that failure, an [*UnprovenError].
 func (t *Transfer) Ready() (bool, error) {
 	if t == nil || t.r == nil {
-		return false, unusable("transfer", closedNil)
+		return false, none("transfer")
 	}
 	r := t.r
 	if err := r.transfer.Borrow(); err != nil {
@@ -68,7 +68,7 @@ func (t *Transfer) end() {
 // failure is an [*UnprovenError]: what the transfer owns is retained for good.
 func (t *Transfer) Wait(ctx context.Context) (*pinned.Buffer, error) {
 	if t == nil || t.r == nil {
-		return nil, unusable("transfer", closedNil)
+		return nil, none("transfer")
 	}
 	r := t.r
 	if err := r.transfer.Borrow(); err != nil {

@@ -40,7 +40,7 @@ func (v *Value) Shape() []int {
 // driver.ErrMoved or driver.ErrClosed.
 func (v *Value) Err() error {
 	if v == nil || v.r == nil {
-		return unusable("value", closedNil)
+		return none("value")
 	}
 	return unusable("value", v.r.value.Err())
 }

@@ -286,7 +286,7 @@ func (l *Lane) admit(n int) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%w: %d operations are in flight, the bound is %d", ErrFull, l.credits.Load(), Credits)
+	return fmt.Errorf("%w: %d operations are in flight, the bound is %d: wait for some, with Synchronize for all", ErrFull, l.credits.Load(), Credits)
 }
 
 func (l *Lane) take(n int) bool {

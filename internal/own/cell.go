@@ -5,6 +5,7 @@ package own
 
 import (
 	"errors"
+	"fmt"
 	"runtime"
 	"sync/atomic"
 )
@@ -16,7 +17,20 @@ var (
 	ErrClosed = errors.New("closed")
 	// ErrBusy is what a move returns while another call uses the handle.
 	ErrBusy = errors.New("in use by another call")
+	// ErrForeign is what a use together with another owner's thing returns.
+	ErrForeign = errors.New("belongs to another runtime or context")
 )
+
+// StillOpen is the error of an end that is refused because something is open.
+// It matches ErrBusy.
+func StillOpen(format string, args ...any) error {
+	return &openError{fmt.Sprintf(format, args...)}
+}
+
+type openError struct{ text string }
+
+func (e *openError) Error() string        { return e.text }
+func (e *openError) Is(target error) bool { return target == ErrBusy }
 
 // A State of a cell.
 type State uint8

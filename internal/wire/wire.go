@@ -70,6 +70,27 @@ type Context struct {
 
 	closing sync.Mutex // apart from mu: build may call OnShutdown
 	closers []func() error
+	asks    []func() error
+}
+
+// OnAsk adds a function that tells what is still open, so that a shutdown is
+// refused. It makes no driver call.
+func (c *Context) OnAsk(f func() error) {
+	c.closing.Lock()
+	defer c.closing.Unlock()
+	c.asks = append(c.asks, f)
+}
+
+// StillOpen asks what is still open.
+func (c *Context) StillOpen() error {
+	c.closing.Lock()
+	defer c.closing.Unlock()
+	for _, f := range c.asks {
+		if err := f(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Lost returns the first cause of the context's loss, or nil.
