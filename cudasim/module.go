@@ -332,7 +332,9 @@ func (l *Launch) Bytes(i int) []byte {
 	addr := l.U64(i)
 	b := l.s.mem.at(addr)
 	if b == nil || b.freed || !l.s.reachable(l.ctx, b) {
-		l.s.violate(WildAddress, fmt.Sprintf("kernel %s: argument %d, %#x, is no memory that it may touch", l.name, i, addr), nil)
+		if b == nil || !b.freed { // a use after free was reported at the launch
+			l.s.violate(WildAddress, fmt.Sprintf("kernel %s: argument %d, %#x, is no memory that it may touch", l.name, i, addr), nil)
+		}
 		l.Fault(int(cuapi.IllegalAddress))
 	}
 	return b.at(addr, uintptr(b.base+b.size-addr))

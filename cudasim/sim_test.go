@@ -2,6 +2,7 @@ package cudasim
 
 import (
 	"bytes"
+	"errors"
 	"reflect"
 	"runtime"
 	"strings"
@@ -279,8 +280,9 @@ func TestLostContext(t *testing.T) {
 		r.want(lost, got)
 	}
 	r.ok(r.DevicePrimaryCtxRelease(0))
-	if err := r.sim.Close(); err != nil {
-		t.Errorf("what a lost context holds counts as left alive: %v", err)
+	var closed *CloseError
+	if err := r.sim.Close(); !errors.As(err, &closed) || len(closed.Left) > 0 || len(closed.Violations) != 1 || closed.Violations[0].Kind != WildAddress {
+		t.Errorf("want the wild address alone, and nothing of a lost context as left alive: %v", err)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/internal/outside"
 	"github.com/purecuda/purecuda/internal/own"
 	"github.com/purecuda/purecuda/internal/wire"
 )
@@ -24,6 +25,7 @@ type Context struct {
 	makeErr error
 	gone    chan struct{} // closed when Shutdown is through
 	goneErr error
+	kept    error // why no other context may follow this one
 	lost    chan struct{}
 
 	mu    sync.Mutex
@@ -35,6 +37,9 @@ type Context struct {
 // Primary retains the device's primary context (cuDevicePrimaryCtxRetain) and
 // measures whether this driver's calls need it current. Each call is paired
 // with one of [Context.Shutdown]. It is set-up: it may wait for the driver.
+//
+// It fails with the first cause when the context was lost and its Shutdown could
+// not release it: what it would retain once more is lost.
 func (d *Device) Primary() (*Context, error) {
 	if d == nil || d.drv == nil {
 		return nil, fmt.Errorf("driver: no device: %w", ErrClosed)
@@ -44,7 +49,7 @@ func (d *Device) Primary() (*Context, error) {
 	c := drv.contexts[d.handle]
 	first := c == nil
 	if first {
-		c = &Context{dev: d, made: make(chan struct{}), gone: make(chan struct{}), lost: make(chan struct{})}
+		c = &Context{dev: d, made: outside.Chan(), gone: outside.Chan(), lost: outside.Chan()}
 		drv.contexts[d.handle] = c
 	}
 	drv.mu.Unlock()
@@ -67,6 +72,9 @@ func (d *Device) Primary() (*Context, error) {
 	c.mu.Unlock()
 	if ended { // being shut down: what follows is a new one
 		<-c.gone
+		if c.kept != nil {
+			return nil, c.kept
+		}
 		return d.Primary()
 	}
 	return c, nil
@@ -148,7 +156,8 @@ func (c *Context) Supports(name string) error {
 // pinned buffers that are open, the last Shutdown is refused with an error that
 // matches [ErrBusy], and may be tried again. Where owners were retained because
 // the device may still touch their memory, the context stays retained and the
-// error says so.
+// error says so. A context that is lost and stays retained is the device's last
+// one in this process.
 func (c *Context) Shutdown(ctx context.Context) error {
 	if c.none() {
 		return nil
@@ -174,11 +183,15 @@ func (c *Context) Shutdown(ctx context.Context) error {
 	c.users, c.ended = 0, true
 	c.mu.Unlock()
 
-	go func() {
+	outside.Go(func() {
 		c.goneErr = c.release()
-		c.forget()
+		if lost := c.core.Lost(); lost != nil && c.goneErr != nil {
+			c.kept = fmt.Errorf("driver: context of device %d is lost, and stays retained: %w", c.dev.ordinal, lost)
+		} else {
+			c.forget()
+		}
 		close(c.gone)
-	}()
+	})
 	return c.wait(ctx)
 }
 
@@ -201,7 +214,7 @@ func (c *Context) release() error {
 	}
 	t := c.dev.drv.table
 	if r := t.DevicePrimaryCtxRelease(c.dev.handle); r != cuapi.Success {
-		return newError(t, cuapi.IDDevicePrimaryCtxRelease, r, "")
+		return c.fail(cuapi.IDDevicePrimaryCtxRelease, r, "")
 	}
 	return nil
 }
@@ -223,6 +236,7 @@ func (c *Context) unpin() {
 }
 
 func (c *Context) fail(op cuapi.ID, r cuapi.Result, detail string) error {
+	op, r = blamed(op, r)
 	e := newError(c.dev.drv.table, op, r, detail)
 	if r.Sticky() && c.core.Lose(e) {
 		close(c.lost)
@@ -230,8 +244,22 @@ func (c *Context) fail(op cuapi.ID, r cuapi.Result, detail string) error {
 	return e
 }
 
+// blame makes the result of a call that current itself made and that failed.
+// Its upper half names the entry point: the caller's fail would blame the call
+// that was never made.
+func blame(id cuapi.ID, r cuapi.Result) cuapi.Result { return cuapi.Result(id)<<16 | r }
+
+// blamed undoes blame, and leaves what is none of its results.
+func blamed(op cuapi.ID, r cuapi.Result) (cuapi.ID, cuapi.Result) {
+	if id := cuapi.ID(r >> 16); id == cuapi.IDCtxPushCurrent || id == cuapi.IDThreadExchangeStreamCaptureMode {
+		return id, r & 0xffff
+	}
+	return op, r
+}
+
 // current runs f with this context current, and in the relaxed capture mode, on
-// a thread that it keeps for so long, and restores what was before.
+// a thread that it keeps for so long, and restores what was before. Where that
+// fails f does not run, and only fail understands the result.
 func (c *Context) current(f func() cuapi.Result) cuapi.Result {
 	t := c.dev.drv.table
 	runtime.LockOSThread()
@@ -239,11 +267,11 @@ func (c *Context) current(f func() cuapi.Result) cuapi.Result {
 	mode := new(int32)
 	*mode = cuapi.CaptureModeRelaxed
 	if r := t.ThreadExchangeStreamCaptureMode(mode); r != cuapi.Success {
-		return r
+		return blame(cuapi.IDThreadExchangeStreamCaptureMode, r)
 	}
 	defer t.ThreadExchangeStreamCaptureMode(mode)
 	if r := t.CtxPushCurrent(c.core.Raw); r != cuapi.Success {
-		return r
+		return blame(cuapi.IDCtxPushCurrent, r)
 	}
 	defer func() {
 		if r := t.CtxPopCurrent(new(cuapi.Context)); r.Sticky() {

@@ -442,3 +442,87 @@ func TestFault20FirstCauseIsKept(t *testing.T) {
 	}
 	must(t, ctx.Shutdown(within(t)))
 }
+
+// A lost context that can not be released is the device's last one. One that
+// can be is followed by another.
+func TestFault20LostAndRetained(t *testing.T) {
+	for _, test := range []struct {
+		name           string
+		lost, released cuapi.Result
+		closer         error
+		last           bool
+	}{
+		{"the release fails", cuapi.IllegalAddress, cuapi.IllegalAddress, nil, true},
+		{"something is kept", cuapi.IllegalAddress, cuapi.Success, errors.New("kept"), true},
+		{"the release tells the loss", cuapi.Success, cuapi.LaunchFailed, nil, true},
+		{"the release succeeds", cuapi.IllegalAddress, cuapi.Success, nil, false},
+		{"not lost", cuapi.Success, cuapi.Unknown, nil, false},
+	} {
+		var result cuapi.Result
+		_, d := open(t, cudasim.Config{}, func(c cuapi.Call, next func() cuapi.Result) cuapi.Result {
+			if r := next(); c.ID != cuapi.IDDevicePrimaryCtxRelease || result == cuapi.Success {
+				return r
+			}
+			return result
+		})
+		ctx := primary(t, d, 0)
+		core := wire.ContextOf(ctx)
+		cause := driver.Result(test.released)
+		if test.lost != cuapi.Success {
+			core.Fail(cuapi.IDEventQuery, test.lost, "")
+			cause = driver.Result(test.lost)
+		}
+		core.OnShutdown(func() error { return test.closer })
+		result = test.released
+		err := ctx.Shutdown(within(t))
+		if failed := test.released != cuapi.Success || test.closer != nil; (err != nil) != failed {
+			t.Errorf("%s: Shutdown: %v", test.name, err)
+		}
+		result = cuapi.Success
+		dev, err := d.Device(0)
+		must(t, err)
+		for range 2 {
+			next, err := dev.Primary()
+			if !test.last {
+				must(t, err)
+				must(t, next.Err())
+				must(t, next.Shutdown(within(t)))
+			} else if next != nil || !errors.Is(err, cause) {
+				t.Errorf("%s: Primary: %v, %v", test.name, next, err)
+			}
+		}
+		if test.closer != nil { // nothing was released
+			wire.Table(d).DevicePrimaryCtxRelease(core.Device)
+		}
+	}
+}
+
+// What fails around a call is blamed, and not the call, which is not made.
+func TestEachCallAroundACallFails(t *testing.T) {
+	for _, id := range []cuapi.ID{cuapi.IDThreadExchangeStreamCaptureMode, cuapi.IDCtxPushCurrent} {
+		for _, code := range []cuapi.Result{cuapi.OutOfMemory, cuapi.IllegalAddress} {
+			fail, made := false, 0
+			_, d := open(t, cudasim.Config{}, func(c cuapi.Call, next func() cuapi.Result) cuapi.Result {
+				if fail && c.ID == id {
+					return code
+				}
+				if fail && c.ID == cuapi.IDModuleLoadDataEx {
+					made++
+				}
+				return next()
+			})
+			ctx := primary(t, d, 0)
+			fail = true
+			_, err := kernel.Load(ctx, []byte(ptx))
+			fail = false
+			var e *driver.Error
+			if !errors.As(err, &e) || e.Op != cuapi.Entries[id].Symbol() || !errors.Is(err, driver.Result(code)) || made != 0 {
+				t.Errorf("%v, %d calls", err, made)
+			}
+			if (ctx.Err() != nil) != code.Sticky() {
+				t.Errorf("after %v: %v", err, ctx.Err())
+			}
+			must(t, ctx.Shutdown(within(t)))
+		}
+	}
+}

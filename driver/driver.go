@@ -15,7 +15,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"runtime"
 	"strings"
 	"sync"
 
@@ -51,7 +50,7 @@ func (e *LoadError) Unwrap() []error {
 }
 
 // Driver is a loaded CUDA driver library. It stays loaded for the life of the
-// process.
+// process, which has one Driver for each library.
 type Driver struct {
 	table   *cuapi.Table
 	source  string
@@ -73,15 +72,18 @@ func init() {
 	}
 }
 
-// Open finds and opens the driver: the library that the environment variable
-// PURECUDA_DRIVER names if it is set, else libcuda.so.1 by the system's search
-// and in the usual folders, or nvcuda.dll of Windows' system folder. It calls
-// cuInit. The error is a [*LoadError]. It may wait for the driver to start,
-// which takes up to seconds on a machine without persistence mode.
+// Open finds and opens the driver: the first that serves of the library that the
+// environment variable PURECUDA_DRIVER names, if it is set, and libcuda.so.1 by
+// the system's search and in the usual folders, or nvcuda.dll of Windows' system
+// folder. [Driver.Source] tells which it is. It calls cuInit. The error is a
+// [*LoadError]. It may wait for the driver to start, which takes up to seconds
+// on a machine without persistence mode.
+//
+// A library that is open already gives the same Driver again, by whatever name.
 func Open() (*Driver, error) { return OpenPath("") }
 
-// OpenPath opens the driver library at path, or searches as [Open] does if
-// path is empty.
+// OpenPath opens the driver library at path and no other, or searches as [Open]
+// does if path is empty.
 func OpenPath(path string) (*Driver, error) {
 	lib, err := cuload.Open(path)
 	if err != nil {
@@ -101,7 +103,28 @@ func OpenPath(path string) (*Driver, error) {
 		}
 		return nil, load
 	}
-	return newDriver(lib.Table, lib.Path)
+	return driverOf(lib)
+}
+
+// drivers are the drivers of this process by their library's key: contexts and
+// all that hangs on them exist once.
+var drivers = struct {
+	sync.Mutex
+	of map[uintptr]*Driver
+}{of: map[uintptr]*Driver{}}
+
+func driverOf(lib *cuload.Library) (*Driver, error) {
+	drivers.Lock()
+	defer drivers.Unlock()
+	if d := drivers.of[lib.Key]; d != nil {
+		return d, nil
+	}
+	d, err := newDriver(lib.Table, lib.Path)
+	if err != nil {
+		return nil, err
+	}
+	drivers.of[lib.Key] = d
+	return d, nil
 }
 
 func newDriver(t *cuapi.Table, source string) (*Driver, error) {
@@ -123,7 +146,8 @@ func newDriver(t *cuapi.Table, source string) (*Driver, error) {
 	return d, nil
 }
 
-// Source tells where the driver comes from: the library's path, or "simulator".
+// Source tells where the driver comes from: the path by which its library was
+// opened first, or "simulator".
 func (d *Driver) Source() string {
 	if d == nil {
 		return ""
@@ -217,13 +241,9 @@ func (d *Driver) DeviceByUUID(uuid string) (*Device, error) {
 	return nil, fmt.Errorf("driver: no device %s among the %d that this process sees: %w", uuid, d.devices, ErrInvalidDevice)
 }
 
-// newError asks the driver for the code's description, which never waits.
+// newError asks the driver for what it says of the code, which never waits.
 func newError(t *cuapi.Table, op cuapi.ID, r cuapi.Result, detail string) *Error {
 	e := &Error{Op: cuapi.Entries[op].Symbol(), Code: Result(r), Detail: detail}
-	p := new(*byte)
-	if t.GetErrorString != nil && t.GetErrorString(r, p) == cuapi.Success {
-		e.Text = cuapi.CString(*p)
-	}
-	runtime.KeepAlive(p)
+	e.ask(t)
 	return e
 }

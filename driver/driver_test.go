@@ -3,18 +3,22 @@ package driver_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/purecuda/purecuda/cudasim"
 	"github.com/purecuda/purecuda/driver"
 	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/internal/cuload"
 	"github.com/purecuda/purecuda/kernel"
 	"github.com/purecuda/purecuda/pinned"
+	"github.com/purecuda/purecuda/publish"
 	"github.com/purecuda/purecuda/stream"
 )
 
@@ -24,25 +28,117 @@ func TestFault06OpenFindsNothing(t *testing.T) {
 	text := filepath.Join(dir, "text")
 	must(t, os.WriteFile(text, []byte("no library"), 0o600))
 	for name, path := range map[string]string{"missing": filepath.Join(dir, "libcuda.so.1"), "a folder": dir, "a text": text} {
+		drv, err := driver.OpenPath(path)
+		var load *driver.LoadError
+		if drv != nil || !errors.As(err, &load) {
+			t.Fatalf("%s: %v, %v", name, drv, err)
+		}
+		if len(load.Attempts) != 1 || load.Attempts[0].Path != path || load.Attempts[0].Err == nil {
+			t.Errorf("%s: attempts %+v", name, load.Attempts)
+		}
+		if !strings.Contains(err.Error(), path) || !strings.HasPrefix(err.Error(), "driver: ") {
+			t.Errorf("%s: %q", name, err)
+		}
+		if errors.Is(err, fs.ErrNotExist) != (name == "missing") {
+			t.Errorf("%s: is fs.ErrNotExist: %v", name, err)
+		}
+
+		// The environment's is tried first, and does not end the search: a
+		// machine with a driver finds it.
 		t.Setenv("PURECUDA_DRIVER", path)
-		drv, err := driver.Open()
-		_, err2 := driver.OpenPath(path)
-		for _, err := range []error{err, err2} {
-			var load *driver.LoadError
-			if drv != nil || !errors.As(err, &load) {
-				t.Fatalf("%s: %v, %v", name, drv, err)
+		drv, err = driver.Open()
+		if err == nil {
+			if drv.Source() == path {
+				t.Errorf("%s: opened", name)
 			}
-			if len(load.Attempts) != 1 || load.Attempts[0].Path != path || load.Attempts[0].Err == nil {
-				t.Errorf("%s: attempts %+v", name, load.Attempts)
-			}
-			if !strings.Contains(err.Error(), path) || !strings.HasPrefix(err.Error(), "driver: ") {
-				t.Errorf("%s: %q", name, err)
-			}
-			if errors.Is(err, fs.ErrNotExist) != (name == "missing") {
-				t.Errorf("%s: is fs.ErrNotExist: %v", name, err)
-			}
+			continue
+		}
+		if drv != nil || !errors.As(err, &load) || len(load.Attempts) < 2 || load.Attempts[0].Path != path {
+			t.Errorf("%s: %v, %v", name, drv, err)
 		}
 	}
+}
+
+// Opening a library again gives the same driver and context, by whatever path.
+// Another library has another.
+func TestFault25OpenIsShared(t *testing.T) {
+	sim := cudasim.New(cudasim.Config{})
+	if r := sim.Table().Init(0); r != cuapi.Success {
+		t.Fatal(r)
+	}
+	key := reflect.ValueOf(sim).Pointer() // no library is there
+	var got [8]*driver.Driver
+	var wg sync.WaitGroup
+	for i := range got {
+		wg.Go(func() {
+			var err error
+			got[i], err = driver.DriverOf(&cuload.Library{Path: fmt.Sprint("/path", i), Key: key, Table: sim.Table()})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	for _, d := range got {
+		if d == nil || d != got[0] || primary(t, d, 0) != primary(t, got[0], 0) {
+			t.Fatal("a library has two drivers")
+		}
+	}
+	other, err := driver.DriverOf(&cuload.Library{Key: key + 1, Table: sim.Table()})
+	must(t, err)
+	if other == got[0] {
+		t.Error("two libraries have one driver")
+	}
+
+	// What does not serve is not kept.
+	broken := cuapi.Intercept(sim.Table(), func(cuapi.Call, func() cuapi.Result) cuapi.Result { return cuapi.Unknown })
+	if d, err := driver.DriverOf(&cuload.Library{Key: key + 2, Table: broken}); d != nil || !errors.Is(err, driver.Result(cuapi.Unknown)) {
+		t.Errorf("%v, %v", d, err)
+	}
+	_, err = driver.DriverOf(&cuload.Library{Key: key + 2, Table: sim.Table()})
+	must(t, err)
+}
+
+// A simulator is one library.
+func TestFault25SimulatorIsShared(t *testing.T) {
+	sim, other := cudasim.New(cudasim.Config{}), cudasim.New(cudasim.Config{})
+	a, err := sim.Driver()
+	must(t, err)
+	gone, err := other.Driver()
+	must(t, err)
+	must(t, other.Close())
+	third, err := cudasim.New(cudasim.Config{}).Driver()
+	must(t, err)
+	b, err := sim.Driver()
+	must(t, err)
+	if a != b || a == gone || a == third {
+		t.Fatal("drivers are not shared by simulator")
+	}
+
+	one, two := primary(t, a, 0), primary(t, b, 0)
+	st, err := stream.New(one)
+	must(t, err)
+	raw, err := st.Raw()
+	must(t, err)
+	adopted, err := stream.Adopt(two, raw)
+	must(t, err)
+	rt1, err := publish.New(one, publish.Config{})
+	must(t, err)
+	rt2, err := publish.New(two, publish.Config{})
+	must(t, err)
+	s, err := rt1.OpenSession(st)
+	must(t, err)
+	if _, err := rt2.OpenSession(adopted); err == nil {
+		t.Error("two sessions hold one stream")
+	}
+	must(t, s.Close())
+	must(t, adopted.Close())
+	must(t, st.Close())
+	must(t, rt1.Shutdown(within(t)))
+	must(t, rt2.Shutdown(within(t)))
+	must(t, one.Shutdown(within(t)))
+	must(t, two.Shutdown(within(t)))
+	must(t, sim.Close())
 }
 
 func TestErrorTextAndCode(t *testing.T) {

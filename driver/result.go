@@ -3,6 +3,7 @@ package driver
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"strconv"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
@@ -17,29 +18,29 @@ type Result int32
 
 // Codes that programs tell apart. Other codes are Results all the same.
 const (
-	ErrInvalidValue      = Result(cuapi.InvalidValue)
-	ErrOutOfMemory       = Result(cuapi.OutOfMemory)
-	ErrDeinitialized     = Result(cuapi.Deinitialized)
-	ErrStubLibrary       = Result(cuapi.StubLibrary)
-	ErrNoDevice          = Result(cuapi.NoDevice)
-	ErrInvalidDevice     = Result(cuapi.InvalidDevice)
-	ErrInvalidContext    = Result(cuapi.InvalidContext)
-	ErrInvalidImage      = Result(cuapi.InvalidImage)
-	ErrNoBinaryForGPU    = Result(cuapi.NoBinaryForGPU)
-	ErrECCUncorrectable  = Result(cuapi.ECCUncorrectable)
-	ErrInvalidPTX        = Result(cuapi.InvalidPTX)
-	ErrInvalidHandle     = Result(cuapi.InvalidHandle)
-	ErrNotFound          = Result(cuapi.NotFound)
-	ErrNotReady          = Result(cuapi.NotReady)
-	ErrIllegalAddress    = Result(cuapi.IllegalAddress)
-	ErrLaunchOutOfRes    = Result(cuapi.LaunchOutOfResources)
-	ErrLaunchTimeout     = Result(cuapi.LaunchTimeout)
-	ErrAssert            = Result(cuapi.Assert)
-	ErrMisalignedAddress = Result(cuapi.MisalignedAddress)
-	ErrLaunchFailed      = Result(cuapi.LaunchFailed)
-	ErrNotPermitted      = Result(cuapi.NotPermitted)
-	ErrNotSupported      = Result(cuapi.NotSupported)
-	ErrSystemNotReady    = Result(cuapi.SystemNotReady)
+	ErrInvalidValue         = Result(cuapi.InvalidValue)
+	ErrOutOfMemory          = Result(cuapi.OutOfMemory)
+	ErrDeinitialized        = Result(cuapi.Deinitialized)
+	ErrStubLibrary          = Result(cuapi.StubLibrary)
+	ErrNoDevice             = Result(cuapi.NoDevice)
+	ErrInvalidDevice        = Result(cuapi.InvalidDevice)
+	ErrInvalidContext       = Result(cuapi.InvalidContext)
+	ErrInvalidImage         = Result(cuapi.InvalidImage)
+	ErrNoBinaryForGPU       = Result(cuapi.NoBinaryForGPU)
+	ErrECCUncorrectable     = Result(cuapi.ECCUncorrectable)
+	ErrInvalidPTX           = Result(cuapi.InvalidPTX)
+	ErrInvalidHandle        = Result(cuapi.InvalidHandle)
+	ErrNotFound             = Result(cuapi.NotFound)
+	ErrNotReady             = Result(cuapi.NotReady)
+	ErrIllegalAddress       = Result(cuapi.IllegalAddress)
+	ErrLaunchOutOfResources = Result(cuapi.LaunchOutOfResources)
+	ErrLaunchTimeout        = Result(cuapi.LaunchTimeout)
+	ErrAssert               = Result(cuapi.Assert)
+	ErrMisalignedAddress    = Result(cuapi.MisalignedAddress)
+	ErrLaunchFailed         = Result(cuapi.LaunchFailed)
+	ErrNotPermitted         = Result(cuapi.NotPermitted)
+	ErrNotSupported         = Result(cuapi.NotSupported)
+	ErrSystemNotReady       = Result(cuapi.SystemNotReady)
 )
 
 var (
@@ -56,12 +57,21 @@ var (
 // every call on it fails, for the life of the process.
 func (r Result) Sticky() bool { return cuapi.Result(r).Sticky() }
 
-// Error returns the code's name in cuda.h and its number.
-func (r Result) Error() string {
-	if name, ok := resultNames[cuapi.Result(r)]; ok {
-		return "CUDA_ERROR_" + name + " (" + strconv.Itoa(int(r)) + ")"
+// Error returns the code's name in cuda.h and its number. Names that are newer
+// than this library are in an [*Error] alone.
+func (r Result) Error() string { return r.text("") }
+
+// text names the code; name is the driver's own, for codes that the table lacks.
+func (r Result) text(name string) string {
+	switch known, ok := resultNames[cuapi.Result(r)]; {
+	case ok:
+		name = "CUDA_ERROR_" + known
+	case r == 0:
+		name = "CUDA_SUCCESS"
+	case name == "":
+		return "CUDA error " + strconv.Itoa(int(r))
 	}
-	return "CUDA error " + strconv.Itoa(int(r))
+	return name + " (" + strconv.Itoa(int(r)) + ")"
 }
 
 // Error is a driver call that failed.
@@ -70,11 +80,31 @@ type Error struct {
 	Code   Result
 	Text   string // the driver's own description of the code, if it gave one
 	Detail string // sizes and offsets, for copies and allocations
+
+	name string // the driver's own name of a code that the table lacks
+}
+
+// ask takes from the driver what it says of the code, which never waits.
+func (e *Error) ask(t *cuapi.Table) {
+	e.Text = said(t.GetErrorString, e.Code)
+	if _, ok := resultNames[cuapi.Result(e.Code)]; !ok {
+		e.name = said(t.GetErrorName, e.Code)
+	}
+}
+
+// said returns what the driver's entry point f, which it may lack, says of r.
+func said(f func(cuapi.Result, **byte) cuapi.Result, r Result) (text string) {
+	p := new(*byte)
+	if f != nil && f(cuapi.Result(r), p) == cuapi.Success {
+		text = cuapi.CString(*p)
+	}
+	runtime.KeepAlive(p)
+	return text
 }
 
 // Error returns operation, code name, number, description and detail.
 func (e *Error) Error() string {
-	s := e.Op + ": " + e.Code.Error()
+	s := e.Op + ": " + e.Code.text(e.name)
 	if e.Text != "" {
 		s += ": " + e.Text
 	}
@@ -107,8 +137,8 @@ func (e *UnsupportedError) Is(target error) bool { return target == errors.ErrUn
 
 func versionText(v int) string { return fmt.Sprintf("%d.%d", v/1000, v%1000/10) }
 
-// resultNames are the names of cuda.h without CUDA_ERROR_, for errors that are
-// made before a driver is there to ask.
+// resultNames are the names of cuda.h without CUDA_ERROR_. They need no driver
+// to ask; it is asked for others.
 var resultNames = map[cuapi.Result]string{
 	1: "INVALID_VALUE", 2: "OUT_OF_MEMORY", 3: "NOT_INITIALIZED", 4: "DEINITIALIZED",
 	34: "STUB_LIBRARY", 46: "DEVICE_UNAVAILABLE", 100: "NO_DEVICE", 101: "INVALID_DEVICE",

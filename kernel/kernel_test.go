@@ -13,6 +13,7 @@ import (
 	"github.com/purecuda/purecuda/cudasim"
 	"github.com/purecuda/purecuda/driver"
 	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/internal/own"
 	"github.com/purecuda/purecuda/internal/wire"
 	"github.com/purecuda/purecuda/kernel"
 	"github.com/purecuda/purecuda/stream"
@@ -147,6 +148,41 @@ func TestLoadErrorHasTheLog(t *testing.T) {
 		if mod, err := kernel.Load(r.ctx, empty); err == nil || mod != nil || len(r.sim.Trace()) != 0 {
 			t.Errorf("an empty image: %v", err)
 		}
+	}
+}
+
+// A code that is newer than the library has the name that the driver gives it,
+// and its number alone where the driver does not say.
+func TestANewCodeHasTheDriversName(t *testing.T) {
+	const code = 12345
+	r := newRig(t, cudasim.Config{}, func(c cuapi.Call, next func() cuapi.Result) cuapi.Result {
+		if c.ID == cuapi.IDModuleGetFunction {
+			return code
+		}
+		return next()
+	})
+	table := wire.Table(r.drv)
+	named := func(_ cuapi.Result, name **byte) cuapi.Result {
+		*name = &[]byte("CUDA_ERROR_OF_TOMORROW\x00")[0]
+		return cuapi.Success
+	}
+	unknown := func(cuapi.Result, **byte) cuapi.Result { return cuapi.InvalidValue }
+	for _, c := range []struct {
+		ask  func(cuapi.Result, **byte) cuapi.Result
+		want string
+	}{
+		{named, "cuModuleGetFunction: CUDA_ERROR_OF_TOMORROW (12345)"},
+		{unknown, "cuModuleGetFunction: CUDA error 12345"},
+		{nil, "cuModuleGetFunction: CUDA error 12345"},
+	} {
+		table.GetErrorName = c.ask
+		_, err := r.mod.Function("none")
+		if !errors.Is(err, driver.Result(code)) || !strings.HasPrefix(err.Error(), c.want) {
+			t.Errorf("%q, want %q", err, c.want)
+		}
+	}
+	if got := driver.Result(0).Error(); got != "CUDA_SUCCESS (0)" {
+		t.Errorf("success is %q", got)
 	}
 }
 
@@ -407,7 +443,7 @@ func TestFault15AFunctionOfAnotherContextIsRefused(t *testing.T) {
 	must(t, err)
 	f, err := mod.Function("none")
 	must(t, err)
-	r.rejected("another device's function", driver.ErrInvalidContext, f, kernel.Grid(1))
+	r.rejected("another device's function", own.ErrForeign, f, kernel.Grid(1))
 	r.rejected("no function", driver.ErrClosed, nil, kernel.Grid(1))
 	r.rejected("a zero function", driver.ErrClosed, new(kernel.Function), kernel.Grid(1))
 	must(t, second.Shutdown(context.Background()))

@@ -103,7 +103,7 @@ func TestThePoolIsSetUp(t *testing.T) {
 	var calls []string
 	for _, c := range r.sim.Trace() {
 		switch c.ID {
-		case cuapi.IDCtxPushCurrent, cuapi.IDCtxPopCurrent:
+		case cuapi.IDCtxPushCurrent, cuapi.IDCtxPopCurrent, cuapi.IDThreadExchangeStreamCaptureMode:
 			continue
 		case cuapi.IDMemPoolSetAttribute:
 			pool = cuapi.MemPool(c.Args[0])
@@ -151,7 +151,7 @@ func TestEachCallOfTheSetUpFails(t *testing.T) {
 			armed := false
 			r := newRig(t, cfg, func(c cuapi.Call, next func() cuapi.Result) cuapi.Result {
 				switch c.ID {
-				case cuapi.IDCtxPushCurrent, cuapi.IDCtxPopCurrent, cuapi.IDGetErrorString:
+				case cuapi.IDCtxPushCurrent, cuapi.IDCtxPopCurrent, cuapi.IDThreadExchangeStreamCaptureMode, cuapi.IDGetErrorString:
 					return next()
 				}
 				if armed {

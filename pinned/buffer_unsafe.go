@@ -71,13 +71,20 @@ func (b *Buffer) Len() int {
 // keep the Buffer alive: a Buffer that is dropped without Close after a call of
 // Bytes is never used again, and counts against the pool's bound as abandoned.
 func (b *Buffer) Bytes() []byte {
-	if b.Err() != nil {
-		return nil
+	if b == nil || b.state == nil || b.state.cell.Borrow() != nil {
+		return nil // also while a call moves it: the copy may be under way
 	}
+	defer b.endUse()
 	b.state.exposed.Store(true)
 	p := unsafe.Slice((*byte)(b.state.block.addr), b.n)
 	runtime.KeepAlive(b)
 	return p
+}
+
+func (b *Buffer) endUse() {
+	if b.state.cell.Return() {
+		b.state.block.Free()
+	}
 }
 
 // Err returns nil while the caller owns the buffer, else an error that matches

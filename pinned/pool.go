@@ -114,6 +114,10 @@ func (p *Pool) block(class int) (*Block, error) {
 		p.mu.Unlock()
 		return b, nil
 	}
+	if b := p.larger(class); b != nil {
+		p.mu.Unlock()
+		return b, nil
+	}
 	if p.held+size > p.limit {
 		held, limit := p.held, p.limit
 		p.mu.Unlock()
@@ -135,6 +139,23 @@ func (p *Pool) block(class int) (*Block, error) {
 	p.stats.InUse++
 	p.mu.Unlock()
 	return b, nil
+}
+
+// larger takes an idle block of a larger class, with p.mu held: better than none
+// at the bound.
+func (p *Pool) larger(class int) *Block {
+	if p.held+int64(1)<<class <= p.limit {
+		return nil
+	}
+	for c := class + 1; c < len(p.idle); c++ {
+		if list := p.idle[c]; len(list) > 0 {
+			p.idle[c] = list[:len(list)-1]
+			p.stats.Hits++
+			p.stats.InUse++
+			return list[len(list)-1]
+		}
+	}
+	return nil
 }
 
 // Reserve makes the pool hold at least count idle buffers of n bytes. It is

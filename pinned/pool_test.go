@@ -252,8 +252,8 @@ func TestBytesAreGoneAfterAMove(t *testing.T) {
 	b.Bytes()[0] = 7
 	cell, block := wire.BufferOf(b)
 	must(t, cell.Take())
-	if b.Bytes() == nil { // a move that is not decided takes nothing away
-		t.Error("gone while it moves")
+	if b.Bytes() != nil { // the copy may be under way
+		t.Error("reachable while it moves")
 	}
 	cell.Give()
 	if b.Bytes() != nil || !errors.Is(b.Err(), driver.ErrMoved) || b.Len() != 100 {

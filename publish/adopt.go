@@ -42,7 +42,7 @@ func (s *Session) Adopt(address uint64, d DType, shape []int, release func()) (*
 	if err := st.rt.isDevice(cuapi.DevicePtr(address), ext.bytes); err != nil {
 		return reject(err)
 	}
-	lf, err := st.rt.newLife(st.lane)
+	lf, err := st.rt.newLife(st.lane, true)
 	if err != nil {
 		return reject(err)
 	}

@@ -74,6 +74,9 @@ func extentOf(d DType, shape []int) (extent, error) {
 		e.dims[i] = n
 		e.bytes *= int64(n)
 	}
+	if uint64(e.bytes) > uint64(^uintptr(0)) {
+		return e, fmt.Errorf("%w: %v %v: %d bytes are beyond this platform", ErrShape, d, shape, e.bytes)
+	}
 	return e, nil
 }
 

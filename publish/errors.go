@@ -55,6 +55,9 @@ type RejectedError struct {
 }
 
 func (e *RejectedError) Error() string {
+	if e.Reason == nil {
+		return "publish: " + e.Op + " rejected"
+	}
 	return "publish: " + e.Op + " rejected: " + strings.TrimPrefix(e.Reason.Error(), "publish: ")
 }
 
@@ -70,7 +73,12 @@ type UnprovenError struct {
 	Cause error // the first failure, a *driver.Error
 }
 
-func (e *UnprovenError) Error() string { return "publish: " + e.Op + " unproven: " + e.Cause.Error() }
+func (e *UnprovenError) Error() string {
+	if e.Cause == nil {
+		return "publish: " + e.Op + " unproven"
+	}
+	return "publish: " + e.Op + " unproven: " + e.Cause.Error()
+}
 
 // Unwrap returns the first cause.
 func (e *UnprovenError) Unwrap() error { return e.Cause }

@@ -160,8 +160,11 @@ func (p *Publication) DownloadRange(buf *pinned.Buffer, offset, n int64) (*Trans
 		}
 		return reject(reason)
 	}
-	if err := r.broken("download"); err != nil {
-		return refuse(err)
+	if err := r.rt.core.Lost(); err != nil {
+		return refuse(&lostError{err})
+	}
+	if f := r.failed.Load(); f != nil {
+		return refuse(*f)
 	}
 	if offset < 0 || n <= 0 || offset > r.bytes || n > r.bytes-offset {
 		return refuse(fmt.Errorf("%w: %d bytes from %d of a publication of %d", ErrLength, n, offset, r.bytes))
@@ -204,8 +207,8 @@ func (p *Publication) Close() error {
 // Leak retains what the publication owns for the life of the process, and
 // counts it.
 func (p *Publication) Leak() {
-	if p != nil && p.r != nil && p.r.pub.Close() {
-		p.r.leak()
+	if p != nil && p.r != nil {
+		p.r.leak(stagePublication, &p.r.pub, p.r.closePublication)
 	}
 	runtime.KeepAlive(p)
 }

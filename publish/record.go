@@ -3,6 +3,7 @@ package publish
 import (
 	"fmt"
 	"runtime"
+	"sync"
 	"sync/atomic"
 
 	"github.com/purecuda/purecuda/internal/own"
@@ -29,6 +30,10 @@ type record struct {
 	taint   atomic.Pointer[error] // an operation that borrowed it failed
 	failed  atomic.Pointer[error] // terminal: the first failure
 
+	leaks atomic.Uint32 // stages that are to be leaked
+	lost  bool          // an allocation that may have happened: its address is unknown
+	late  bool          // closed, and not fenced yet
+
 	value    own.Cell // of the three handles at most one is live
 	pub      own.Cell
 	transfer own.Cell
@@ -39,7 +44,7 @@ type record struct {
 
 	ticket retirequeue.Ticket
 	fence  *stream.Mark // what retirement waits for
-	next   *record      // in the runtime's list of abandoned ones
+	next   *record      // in the runtime's list of those left to be ended
 }
 
 // life is what the handles of one record are parts of: one allocation, one
@@ -51,12 +56,19 @@ type life struct {
 }
 
 // newLife makes a record with a retirement slot, pinned to runtime and lane.
-func (rt *Runtime) newLife(l *stream.Lane) (*life, error) {
+// For a value it reserves the event that letting go of it may need.
+func (rt *Runtime) newLife(l *stream.Lane, forValue bool) (*life, error) {
 	r := &record{rt: rt, lane: l}
 	if err := rt.admit(&r.ticket); err != nil {
 		return nil, err
 	}
 	l.Retain()
+	if forValue {
+		if err := l.Reserve(&r.ended); err != nil {
+			r.cancel()
+			return nil, err
+		}
+	}
 	lf := &life{}
 	lf.value = Value{r, lf}
 	lf.pub = Publication{r, lf}
@@ -67,6 +79,7 @@ func (rt *Runtime) newLife(l *stream.Lane) (*life, error) {
 
 // unpin ends the record: it owns nothing any more.
 func (r *record) unpin() {
+	r.lane.Unreserve(&r.ended)
 	r.lane.Drop()
 	r.rt.unpin()
 }
@@ -81,7 +94,8 @@ func (r *record) cancel() {
 func (r *record) abandon() {
 	for _, c := range []*own.Cell{&r.value, &r.pub, &r.transfer} {
 		if c.Err() == nil {
-			r.rt.abandoned.push(r)
+			r.rt.abandons.Add(1)
+			r.rt.left.push(r)
 			return
 		}
 	}
@@ -115,12 +129,54 @@ func (r *record) releaseNow() {
 }
 
 // keep hands what the record owns to the permanent side.
-func (r *record) keep(cause error) {
+func (r *record) keep(cause error) { r.ticket.Keep(r, r.owned(), cause) }
+
+// Kept ends a record on the permanent side, however it came there: the context
+// is never released, and the lane, which may still run, never used again.
+func (r *record) Kept(cause error) {
 	if r.buf != nil {
 		r.buf.Keep()
 	}
-	r.ticket.Keep(r, r.owned(), cause)
-	r.rt.unpin() // the context stays retained by the memory in use; the lane may still run
+	r.rt.kept.add(r.owned(), cause)
+	r.rt.unpin()
+}
+
+// kept counts what is retained for good in one context, so that its shutdown
+// does not release it.
+type kept struct {
+	mu    sync.Mutex
+	n     int
+	bytes int64
+	cause error
+}
+
+type keptKey struct{}
+
+func keptOf(core *wire.Context) *kept {
+	return core.Shared(keptKey{}, func() any {
+		k := new(kept)
+		core.OnShutdown(k.err)
+		return k
+	}).(*kept)
+}
+
+func (k *kept) add(bytes int64, cause error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.n++
+	k.bytes += bytes
+	if k.cause == nil {
+		k.cause = cause
+	}
+}
+
+func (k *kept) err() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.n == 0 {
+		return nil
+	}
+	return fmt.Errorf("publish: %d owners of %d bytes are retained for good, the first since: %w", k.n, k.bytes, k.cause)
 }
 
 // terminal returns why the record may never be released, or nil.
@@ -177,7 +233,7 @@ func (r *record) free() error {
 
 func (r *record) owned() int64 {
 	var n int64
-	if r.block.Addr != 0 {
+	if r.block.Addr != 0 || r.lost {
 		n = r.bytes
 	}
 	if r.buf != nil {
@@ -189,23 +245,60 @@ func (r *record) owned() int64 {
 // closeValue, closePublication and closeTransfer are the ends of the three
 // stages, when the handle's cell says that the caller must see to it.
 func (r *record) closeValue() {
+	if r.leaked(stageValue) {
+		return
+	}
 	if err := r.terminal(); err != nil {
 		r.keep(err)
 		return
 	}
-	if err := r.lane.Fence(&r.ended, r.used.Load()); err != nil {
-		r.keep(err)
+	m, known := r.lane.Behind(r.used.Load())
+	switch {
+	case known:
+		r.releaseNow()
 		return
+	case m == nil:
+		m = &r.ended
+		switch refused, unproven := outcome(r.lane.Fence(m, r.used.Load())); {
+		case unproven != nil:
+			r.keep(unproven)
+			return
+		case refused != nil && r.rt.core.Lost() == nil:
+			r.postpone() // the stream captures: nothing is unproven
+			return
+		}
 	}
-	r.retire(&r.ended)
+	r.retire(m)
 }
 
-func (r *record) closePublication() { r.retire(&r.frontier) }
-func (r *record) closeTransfer()    { r.retire(&r.copied) }
+func (r *record) closePublication() {
+	if !r.leaked(stagePublication) {
+		r.retire(&r.frontier)
+	}
+}
 
-// bury ends an abandoned record as a close would.
+func (r *record) closeTransfer() {
+	if !r.leaked(stageTransfer) {
+		r.retire(&r.copied)
+	}
+}
+
+// postpone puts a value that can not be fenced now where the next drain tries
+// again.
+func (r *record) postpone() {
+	r.late = true
+	r.rt.late.Add(1)
+	r.rt.left.push(r)
+}
+
+// bury ends an abandoned record as a close would, and tries a postponed one
+// again.
 func (r *record) bury() {
 	switch {
+	case r.late:
+		r.late = false
+		r.rt.late.Add(-1)
+		r.closeValue()
 	case r.value.Close():
 		r.closeValue()
 	case r.pub.Close():
@@ -215,10 +308,33 @@ func (r *record) bury() {
 	}
 }
 
-// leak retains what the record owns, on purpose.
-func (r *record) leak() {
+// The stages of a life, as bits.
+const (
+	stageValue = 1 << iota
+	stagePublication
+	stageTransfer
+)
+
+// leak ends a stage by retaining what the record owns, on purpose. While another
+// call uses the handle, the end of that call does it.
+func (r *record) leak(stage uint32, cell *own.Cell, end func()) {
+	if cell.Err() != nil {
+		return
+	}
+	r.leaks.Or(stage)
+	if cell.Close() {
+		end()
+	}
+}
+
+// leaked retains the record if its stage was leaked.
+func (r *record) leaked(stage uint32) bool {
+	if r.leaks.Load()&stage == 0 {
+		return false
+	}
 	r.rt.leaked.Add(1)
 	r.keep(errLeaked)
+	return true
 }
 
 // takeBuffer begins the move of a caller's buffer of want bytes.

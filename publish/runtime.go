@@ -29,11 +29,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 
 	"github.com/purecuda/purecuda/driver"
 	"github.com/purecuda/purecuda/event"
+	"github.com/purecuda/purecuda/internal/outside"
 	"github.com/purecuda/purecuda/internal/own"
 	"github.com/purecuda/purecuda/internal/watch"
 	"github.com/purecuda/purecuda/internal/wire"
@@ -65,10 +67,13 @@ type Runtime struct {
 	queue   *retirequeue.Queue
 	watcher *watch.Watcher
 
-	abandoned list
-	abandons  atomic.Int64
-	leaked    atomic.Int64
-	panics    atomic.Int64
+	kept     *kept // of the context
+	left     list  // records to be ended: abandoned, or postponed
+	late     atomic.Int64
+	burying  atomic.Bool
+	abandons atomic.Int64
+	leaked   atomic.Int64
+	panics   atomic.Int64
 
 	mu       sync.Mutex
 	closed   bool
@@ -102,7 +107,7 @@ func New(ctx *driver.Context, cfg Config) (*Runtime, error) {
 		core.Release()
 		return nil, err
 	}
-	rt := &Runtime{ctx: ctx, core: core, mem: mem, pinned: pinned.PoolOf(core), watcher: stream.WatcherOf(core), pins: 1}
+	rt := &Runtime{ctx: ctx, core: core, mem: mem, pinned: pinned.PoolOf(core), watcher: stream.WatcherOf(core), kept: keptOf(core), pins: 1}
 	rt.queue = retirequeue.New(cfg.Slots)
 	if cfg.Slots == 0 {
 		rt.queue = retirequeue.New(defaultSlots)
@@ -138,18 +143,26 @@ func (rt *Runtime) Err() error {
 // Pinned returns a pinned buffer of n bytes, from the context's pool. A miss
 // takes it from the driver, which is set-up: Reserve fills the pool ahead.
 func (rt *Runtime) Pinned(n int) (*pinned.Buffer, error) {
-	if err := rt.open(); err != nil {
+	if rt.none() {
+		return nil, none("runtime")
+	}
+	if err := rt.pin(); err != nil { // the context stays for the call
 		return nil, err
 	}
+	defer rt.unpin()
 	return rt.pinned.Take(n)
 }
 
 // Reserve makes the pool hold at least count idle buffers of n bytes. It is
 // set-up.
 func (rt *Runtime) Reserve(count, n int) error {
-	if err := rt.open(); err != nil {
+	if rt.none() {
+		return none("runtime")
+	}
+	if err := rt.pin(); err != nil {
 		return err
 	}
+	defer rt.unpin()
 	return rt.pinned.Reserve(count, n)
 }
 
@@ -162,15 +175,6 @@ func (rt *Runtime) WithSession(f func(*Session) error) (err error) {
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 	return f(s)
-}
-
-func (rt *Runtime) open() error {
-	if rt.none() {
-		return none("runtime")
-	}
-	rt.mu.Lock()
-	defer rt.mu.Unlock()
-	return rt.openLocked()
 }
 
 func (rt *Runtime) openLocked() error {
@@ -212,6 +216,9 @@ func (rt *Runtime) unpin() {
 	}
 }
 
+// drains is how often an admission drains before it is refused.
+const drains = 4
+
 // admit reserves a retirement slot, after one look at what completed if none is
 // left, and pins the runtime.
 func (rt *Runtime) admit(t *retirequeue.Ticket) error {
@@ -219,9 +226,11 @@ func (rt *Runtime) admit(t *retirequeue.Ticket) error {
 		return err
 	}
 	err := rt.queue.Admit(t)
-	if err != nil {
+	for i := 0; err != nil && i < drains; i++ {
 		rt.Drain()
-		err = rt.queue.Admit(t)
+		if err = rt.queue.Admit(t); err != nil {
+			runtime.Gosched() // the watcher may be releasing what we look for
+		}
 	}
 	if err != nil {
 		rt.unpin()
@@ -248,12 +257,20 @@ type drain Runtime
 
 func (d *drain) Poll() (progress, more bool) { return (*Runtime)(d).look() }
 
-// look is the watcher's look at the runtime.
+// look is the watcher's look at the runtime. It only queries and releases: what
+// may block while the process is stalled, such as the record of a fence, is
+// done on a goroutine of its own, so that nobody waits for it.
 func (rt *Runtime) look() (progress, more bool) {
-	buried := rt.bury()
+	if !rt.left.empty() && rt.burying.CompareAndSwap(false, true) {
+		outside.Go(func() {
+			rt.bury()
+			rt.burying.Store(false)
+			rt.watch()
+		})
+	}
 	released := rt.queue.Drain()
-	left := rt.queue.Stats().Pending
-	if left == 0 {
+	more = rt.queue.Stats().Pending > 0 || rt.late.Load() > 0 || !rt.left.empty() || rt.burying.Load()
+	if !more {
 		rt.mu.Lock()
 		quiet := rt.quiet
 		rt.quiet = nil
@@ -262,20 +279,17 @@ func (rt *Runtime) look() (progress, more bool) {
 			close(ch)
 		}
 	}
-	return buried+released > 0, left > 0
+	return released > 0, more
 }
 
-// bury ends what became garbage without a close.
-func (rt *Runtime) bury() int {
-	n := 0
-	for r := rt.abandoned.take(); r != nil; n++ {
+// bury ends what became garbage without a close, or could not be fenced.
+func (rt *Runtime) bury() {
+	for r := rt.left.take(); r != nil; {
 		next := r.next
 		r.next = nil
 		r.bury()
 		r = next
 	}
-	rt.abandons.Add(int64(n))
-	return n
 }
 
 // Close ends the runtime: it refuses new work and returns at once. What is
@@ -304,7 +318,7 @@ func (rt *Runtime) Shutdown(ctx context.Context) error {
 		return nil
 	}
 	rt.Close()
-	quiet := make(chan struct{})
+	quiet := outside.Chan()
 	rt.mu.Lock()
 	rt.quiet = append(rt.quiet, quiet)
 	rt.mu.Unlock()
@@ -355,7 +369,7 @@ func (rt *Runtime) Stats() Stats {
 	}
 }
 
-// list is a lock-free list of records that cleanups push.
+// list is a lock-free list of records, which cleanups push too.
 type list struct{ head atomic.Pointer[record] }
 
 func (l *list) push(r *record) {
@@ -369,3 +383,5 @@ func (l *list) push(r *record) {
 }
 
 func (l *list) take() *record { return l.head.Swap(nil) }
+
+func (l *list) empty() bool { return l.head.Load() == nil }

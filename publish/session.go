@@ -167,15 +167,19 @@ func (s *Session) Submit() error {
 }
 
 // Synchronize waits until everything that the session enqueued before is done,
-// and drains. The end of ctx ends the wait alone: nothing is lost.
+// and drains. The end of ctx ends the wait alone: nothing is lost. It records an
+// event (cuEventRecord); if that fails the error is an [*UnprovenError], and the
+// stream publishes no more.
 func (s *Session) Synchronize(ctx context.Context) error {
 	st, err := s.begin()
 	if err != nil {
 		return err
 	}
 	defer s.end()
-	if err := st.lane.Synchronize(ctx); err != nil {
-		return err
+	if rejected, unproven := outcome(st.lane.Synchronize(ctx)); unproven != nil {
+		return &UnprovenError{"synchronize", unproven}
+	} else if rejected != nil {
+		return rejected
 	}
 	st.rt.Drain()
 	return nil
@@ -186,6 +190,8 @@ func (s *Session) Synchronize(ctx context.Context) error {
 // (cuMemAllocFromPoolAsync). Its content is undefined. It never waits. The error
 // is a [*RejectedError]: it matches driver.ErrOutOfMemory when memory is short
 // even after a drain, and ErrQueueFull when the retirement slots are used up.
+// Any other code of the driver is an [*UnprovenError]: there may be memory that
+// nobody can reach, and it is counted.
 func (s *Session) Alloc(d DType, shape ...int) (*Value, error) {
 	st, err := s.begin()
 	if err != nil {
@@ -196,21 +202,26 @@ func (s *Session) Alloc(d DType, shape ...int) (*Value, error) {
 	if err != nil {
 		return nil, &RejectedError{Op: "alloc", Reason: err}
 	}
-	lf, err := st.rt.newLife(st.lane)
+	lf, err := st.rt.newLife(st.lane, true)
 	if err != nil {
 		return nil, &RejectedError{Op: "alloc", Reason: err}
 	}
 	r := lf.value.r
 	r.extent = ext
 	r.block, err = st.rt.mem.Alloc(st.lane, ext.bytes)
-	if errors.Is(err, driver.ErrOutOfMemory) && st.rt.Drain() > 0 {
+	if errors.Is(err, driver.ErrOutOfMemory) {
+		st.rt.Drain()
 		r.block, err = st.rt.mem.Alloc(st.lane, ext.bytes)
+	}
+	if _, unproven := outcome(err); unproven != nil && !errors.Is(err, driver.ErrOutOfMemory) {
+		r.lost = true // there may be memory of an address that nobody knows
+		r.keep(unproven)
+		return nil, &UnprovenError{"alloc", fmt.Errorf("%v %v: %w", d, shape, unproven)}
+	} else if unproven != nil {
+		err = unproven
 	}
 	if err != nil {
 		r.cancel()
-		if _, unproven := outcome(err); unproven != nil {
-			err = unproven // no owner was moved or borrowed
-		}
 		return nil, &RejectedError{Op: "alloc", Reason: fmt.Errorf("%v %v: %w", d, shape, err)}
 	}
 	r.use(st.lane.Issued())
@@ -293,7 +304,7 @@ func (s *Session) Upload(v *Value, buf *pinned.Buffer) (*Transfer, error) {
 		return reject(err)
 	}
 	defer runtime.KeepAlive(buf)
-	lf, err := st.rt.newLife(st.lane)
+	lf, err := st.rt.newLife(st.lane, false)
 	if err != nil {
 		giveBack(cell, block)
 		return reject(err)
@@ -393,19 +404,23 @@ func (s *Session) publish(v *Value, asserted bool) (*Publication, error) {
 	if r.adopted != nil && !asserted {
 		return reject(ErrProvenance)
 	}
-	if err := st.lane.Failed(); err != nil {
-		return reject(fmt.Errorf("%w: %w", ErrStreamFailed, err))
-	}
 	if err := r.value.Take(); err != nil {
 		return reject(unusable("value", err))
 	}
 	defer runtime.KeepAlive(v)
-	rejected, unproven := outcome(st.lane.Record(&r.frontier))
-	if rejected != nil {
+	refuse := func(reason error) (*Publication, error) {
 		if r.value.Restore() {
 			r.closeValue()
 		}
-		return reject(rejected)
+		return reject(reason)
+	}
+	// Asked once the value is ours: a launch that used it has told by now.
+	if err := st.lane.Failed(); err != nil {
+		return refuse(fmt.Errorf("%w: %w", ErrStreamFailed, err))
+	}
+	rejected, unproven := outcome(st.lane.Record(&r.frontier))
+	if rejected != nil {
+		return refuse(rejected)
 	}
 	r.value.Give()
 	if unproven != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"runtime"
 
+	"github.com/purecuda/purecuda/internal/own"
 	"github.com/purecuda/purecuda/internal/wire"
 	"github.com/purecuda/purecuda/pinned"
 )
@@ -87,7 +88,11 @@ func (t *Transfer) Wait(ctx context.Context) (*pinned.Buffer, error) {
 			err = &UnprovenError{"wait", r.fail(err)}
 		}
 	}
-	if taken := r.transfer.Take(); taken != nil {
+	taken := r.transfer.Take()
+	for taken == own.ErrBusy { // a look of another goroutine, which never waits
+		taken = r.transfer.Take()
+	}
+	if taken != nil {
 		if err != nil {
 			return nil, err
 		}
@@ -137,8 +142,8 @@ func (t *Transfer) Close() error {
 // Leak retains what the transfer owns for the life of the process, and counts
 // it.
 func (t *Transfer) Leak() {
-	if t != nil && t.r != nil && t.r.transfer.Close() {
-		t.r.leak()
+	if t != nil && t.r != nil {
+		t.r.leak(stageTransfer, &t.r.transfer, t.r.closeTransfer)
 	}
 	runtime.KeepAlive(t)
 }

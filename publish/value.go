@@ -61,8 +61,8 @@ func (v *Value) Close() error {
 
 // Leak retains the value's memory for the life of the process, and counts it.
 func (v *Value) Leak() {
-	if v != nil && v.r != nil && v.r.value.Close() {
-		v.r.leak()
+	if v != nil && v.r != nil {
+		v.r.leak(stageValue, &v.r.value, v.r.closeValue)
 	}
 	runtime.KeepAlive(v)
 }

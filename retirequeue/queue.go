@@ -37,6 +37,9 @@ type Owner interface {
 	// held, after Done returned true. It must not wait. An error means that
 	// the release cannot be proven.
 	Release() error
+	// Kept tells that the entry is on the permanent side now, and why. It is
+	// called once, with no lock held.
+	Kept(cause error)
 }
 
 // Stats are the queue's counters. Bytes are what the entries said they own.
@@ -114,16 +117,21 @@ func (t *Ticket) Retire(o Owner, bytes int64) {
 func (t *Ticket) Keep(o Owner, bytes int64, cause error) {
 	q := t.q
 	q.mu.Lock()
-	defer q.mu.Unlock()
 	q.stats.Reserved--
 	q.stats.Entered++
 	t.owner, t.bytes = o, bytes
 	q.keep(t, cause)
+	q.mu.Unlock()
+	o.Kept(cause)
 }
 
 func (q *Queue) push(t *Ticket) {
 	q.stats.Pending++
 	q.stats.PendingBytes += t.bytes
+	q.link(t)
+}
+
+func (q *Queue) link(t *Ticket) {
 	t.next = nil
 	if q.tail == nil {
 		q.head = t
@@ -154,54 +162,41 @@ var kept struct {
 }
 
 // Drain releases the entries whose fence is done and returns how many. It
-// never waits, and holds no lock over a fence or a release.
-func (q *Queue) Drain() int {
+// never waits, and holds no lock over a fence or a release. Each entry is out
+// of the queue's list only while it is looked at, so that drains on several
+// goroutines do not hide work from each other.
+func (q *Queue) Drain() (released int) {
 	q.mu.Lock()
-	list := q.head
-	q.head, q.tail = nil, nil
-	q.mu.Unlock()
-
-	released := 0
-	var again, last *Ticket // entries that stay, in their order
-	for t := list; t != nil; {
-		next := t.next
-		done, err := t.owner.Done()
-		switch {
-		case err == nil && !done:
-			t.next = nil
-			if last == nil {
-				again = t
-			} else {
-				last.next = t
-			}
-			last = t
-		default:
-			if err == nil {
-				err = t.owner.Release()
-			}
-			q.mu.Lock()
-			q.stats.Pending--
-			q.stats.PendingBytes -= t.bytes
-			if err != nil {
-				q.keep(t, err)
-			} else {
-				q.stats.Released++
-				released++
-				t.owner, t.next = nil, nil
-			}
-			q.mu.Unlock()
-		}
-		t = next
-	}
-	if again != nil {
-		q.mu.Lock()
-		last.next = q.head
-		q.head = again
-		if q.tail == nil {
-			q.tail = last
+	left := q.stats.Pending // one look at each, however they turn
+	for ; left > 0 && q.head != nil; left-- {
+		t := q.head
+		if q.head = t.next; q.head == nil {
+			q.tail = nil
 		}
 		q.mu.Unlock()
+		done, err := t.owner.Done()
+		if err == nil && done {
+			err = t.owner.Release()
+		}
+		q.mu.Lock()
+		if err == nil && !done {
+			q.link(t)
+			continue
+		}
+		q.stats.Pending--
+		q.stats.PendingBytes -= t.bytes
+		if err == nil {
+			q.stats.Released++
+			released++
+			t.owner, t.next = nil, nil
+			continue
+		}
+		q.keep(t, err)
+		q.mu.Unlock()
+		t.owner.Kept(err)
+		q.mu.Lock()
 	}
+	q.mu.Unlock()
 	return released
 }
 

@@ -16,10 +16,12 @@ type owner struct {
 	stuck    error // of Release
 	looks    atomic.Int32
 	released atomic.Int32
+	kept     atomic.Int32
 }
 
 func (o *owner) Done() (bool, error) { o.looks.Add(1); return o.done.Load(), o.fail }
 func (o *owner) Release() error      { o.released.Add(1); return o.stuck }
+func (o *owner) Kept(error)          { o.kept.Add(1) }
 
 func conserve(t *testing.T, q *Queue) {
 	t.Helper()
@@ -82,6 +84,11 @@ func TestFailuresGoToThePermanentSideAndAreNeverLookedAtAgain(t *testing.T) {
 	}
 	if fails.looks.Load() != 1 || fails.released.Load() != 0 || kept.looks.Load() != 0 || kept.released.Load() != 0 || sticks.released.Load() != 1 {
 		t.Fatal("a permanent entry was looked at or released again")
+	}
+	for _, o := range []*owner{fails, sticks, kept} {
+		if n := o.kept.Load(); n != 1 {
+			t.Errorf("told %d times that it is kept", n)
+		}
 	}
 }
 
@@ -148,4 +155,46 @@ func TestHammer(t *testing.T) {
 	if s.Pending != 0 || s.Reserved != 0 || released.Load()+cancelled.Load()+refused.Load() != 8*2000 {
 		t.Fatalf("%+v, cancelled %d, refused %d", s, cancelled.Load(), refused.Load())
 	}
+}
+
+// hook is an owner whose release drains, or admits, in the middle of a drain.
+type hook struct {
+	owner
+	in func()
+}
+
+func (h *hook) Release() error { h.in(); return h.owner.Release() }
+
+// A drain in the middle of another one finds what the other did not reach yet,
+// and a full queue is not full for the slots that it frees.
+func TestDrainsDoNotHideWork(t *testing.T) {
+	q := New(10)
+	first := &hook{}
+	first.done.Store(true)
+	first.in = func() {
+		if n := q.Drain(); n != 9 {
+			t.Errorf("a drain beside another one released %d of 9", n)
+		}
+		if err := q.Admit(new(Ticket)); err != nil {
+			t.Error(err)
+		}
+		conserve(t, q)
+	}
+	for i := range 10 {
+		tk := new(Ticket)
+		if err := q.Admit(tk); err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 {
+			tk.Retire(first, 1)
+			continue
+		}
+		o := &owner{}
+		o.done.Store(true)
+		tk.Retire(o, 1)
+	}
+	if n := q.Drain(); n != 1 {
+		t.Errorf("released %d", n)
+	}
+	conserve(t, q)
 }

@@ -125,6 +125,9 @@ func (l *Lane) settled() bool {
 	if l.Failed() != nil && !l.adopted || l.core.Lost() != nil {
 		return false
 	}
+	if l.foreign.Load() && l.capturing() != nil {
+		return false
+	}
 	l.Poll()
 	l.mu.Lock()
 	marks, done := l.head != nil || l.solo != nil, l.retired

@@ -224,6 +224,10 @@ func (l *Lane) run(list *cuapi.List, n int, m *Mark, bytes uintptr) error {
 		m.ev = 0
 		l.unmarked.Store(markEvery) // the next operation tries again
 	}
+	if done < n && r == cuapi.OutOfMemory && list.ID(done) == cuapi.IDMemAllocFromPoolAsync {
+		n = 0 // no memory, and nothing enqueued: the credit comes back
+		l.credits.Add(-1)
+	}
 	// What failed may have been enqueued all the same: it counts.
 	issued := l.issued.Add(uint64(n))
 	if m != nil && r == cuapi.Success {
@@ -246,14 +250,14 @@ func (l *Lane) run(list *cuapi.List, n int, m *Mark, bytes uintptr) error {
 		return nil
 	}
 	var detail string
-	if bytes != 0 && done < n {
+	if bytes != 0 && list.ID(done) != cuapi.IDEventRecord {
 		detail = fmt.Sprintf("%d bytes", bytes)
 	}
 	err := l.core.Fail(list.ID(done), r, detail)
-	if own && done >= n {
+	if own && list.ID(done) == cuapi.IDEventRecord {
 		return nil // the lane's own mark failed: the operation did not
 	}
-	if list.ID(done) != cuapi.IDMemAllocFromPoolAsync { // no memory is no damage
+	if r != cuapi.OutOfMemory || list.ID(done) != cuapi.IDMemAllocFromPoolAsync { // no memory is no damage
 		l.broken.CompareAndSwap(nil, &err)
 	}
 	return &Enqueued{err}
@@ -327,19 +331,57 @@ func (l *Lane) Fence(m *Mark, upto uint64) error {
 	if err := l.admit(0); err != nil {
 		return err
 	}
-	ev, err := l.events.Get()
-	if err != nil {
+	if err := l.Reserve(m); err != nil {
 		return err
 	}
+	ev := m.ev
+	m.upto = l.issued.Load() // all of these were enqueued before the record is
 	if r := l.core.Table.EventRecord(ev, l.h); r != cuapi.Success {
+		m.ev = 0 // it may be recorded: never used again
 		return &Enqueued{l.core.Fail(cuapi.IDEventRecord, r, "")}
 	}
 	l.mu.Lock()
-	m.ev, m.solo, m.next = ev, true, l.solo
+	m.solo, m.next = true, l.solo
 	m.state.Store(pending)
 	l.solo = m
 	l.mu.Unlock()
 	return nil
+}
+
+// Behind returns a pending mark that is behind the first upto operations, if
+// there is one, or tells that they are known to be complete: then no fence is
+// needed.
+func (l *Lane) Behind(upto uint64) (m *Mark, known bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.retired >= upto:
+		return nil, true
+	case l.tail != nil && l.tail.upto >= upto:
+		return l.tail, false
+	case l.solo != nil && l.solo.upto >= upto: // the newest one
+		return l.solo, false
+	}
+	return nil, false
+}
+
+// Reserve gives m an event ahead of its Fence, so that letting go of an owner
+// needs nothing that may be refused then.
+func (l *Lane) Reserve(m *Mark) (err error) {
+	if m.lane = l; m.ev == 0 {
+		m.ev, err = l.events.Get()
+	}
+	return err
+}
+
+// Unreserve gives the event of a mark back that was never recorded.
+func (l *Lane) Unreserve(m *Mark) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if m.state.Load() == unset && m.ev != 0 {
+		l.events.Put(m.ev)
+		m.ev = 0
+	}
 }
 
 // Poll looks at the oldest pending mark until one is not ready, and at each

@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/internal/outside"
 )
 
 // A Mark is one event recorded in a lane: the fence behind everything that the
@@ -101,7 +102,7 @@ func (m *Mark) Done() <-chan struct{} {
 
 func (m *Mark) wakeLocked() chan struct{} {
 	if m.wake == nil {
-		m.wake = make(chan struct{})
+		m.wake = outside.Chan()
 		if m.state.Load() != pending {
 			close(m.wake)
 		}

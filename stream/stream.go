@@ -9,6 +9,7 @@ package stream
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 
@@ -169,5 +170,10 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 		return err
 	}
 	defer s.end()
-	return l.Synchronize(ctx)
+	err = l.Synchronize(ctx)
+	var e *Enqueued
+	if errors.As(err, &e) {
+		return e.Err
+	}
+	return err
 }

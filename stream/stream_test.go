@@ -244,10 +244,6 @@ func TestShutdownWaitsForWorkAndLooks(t *testing.T) {
 		got := make(chan error)
 		go func() { got <- st.Synchronize(ctx) }()
 		until(t, stream.WatcherOf(r.core).Running)
-		cancel()
-		if err := <-got; err != context.Canceled {
-			t.Fatal(err)
-		}
 		// The watcher's next query is stopped on its way into the driver.
 		inside, goOn := make(chan struct{}), make(chan struct{})
 		var once sync.Once
@@ -259,6 +255,10 @@ func TestShutdownWaitsForWorkAndLooks(t *testing.T) {
 		})
 		r.hook.Store(&h)
 		<-inside
+		cancel()
+		if err := <-got; err != context.Canceled {
+			t.Fatal(err)
+		}
 		must(t, st.Close())
 		r.sim.Release(uintptr(raw))
 		if adopted {

@@ -124,7 +124,7 @@ func runStops(r *rig) {
 	l := cuapi.NewList()
 	defer l.Free()
 	l.MemcpyDtoHAsync(h, d, 4096, s)
-	l.MemcpyDtoHAsync(h, d, 1<<40, s) // past the allocation
+	l.MemcpyDtoHAsync(h, d, tooMuch, s) // past the allocation
 	l.EventRecord(e, s)
 	if n, res := r.Table.Run(l); n != 1 || res != cuapi.InvalidValue {
 		r.Errorf("the list ends at %d with %v, want 1 with 1", n, res)

@@ -27,12 +27,12 @@ var rules = []struct {
 		"bench/y/main.go":      "package main\nimport _ \"github.com/purecuda/purecuda/internal/cuapi\"",
 		"retirequeue/x/go.mod": "module x", "retirequeue/x/a.go": "package x",
 	}, 3},
+	{"layers exist", layersExist, emptyLayers(), 2},
 	{"only tests simulate", onlyTestsSimulate, map[string]string{
-		"kernel/a.go":        "package kernel\nimport _ \"github.com/purecuda/purecuda/cudasim/fault\"",
-		"driver/a.go":        "package driver\nimport _ \"github.com/purecuda/purecuda/cudasim\"",
-		"driver/a_test.go":   "package driver\nimport _ \"github.com/purecuda/purecuda/cudasim\"",
-		"cmd/x/main.go":      "package main\nimport _ \"github.com/purecuda/purecuda/cudasim\"",
-		"cudasim/fault/a.go": "package fault\nimport _ \"github.com/purecuda/purecuda/cudasim\"",
+		"kernel/a.go":      "package kernel\nimport _ \"github.com/purecuda/purecuda/cudasim/fault\"",
+		"driver/a.go":      "package driver\nimport _ \"github.com/purecuda/purecuda/cudasim\"",
+		"driver/a_test.go": "package driver\nimport _ \"github.com/purecuda/purecuda/cudasim\"",
+		"cmd/x/main.go":    "package main\nimport _ \"github.com/purecuda/purecuda/cudasim\"",
 	}, 2},
 	{"unsafe is named", unsafeIsNamed, map[string]string{
 		"a/a.go":             "package a\nimport _ \"unsafe\"",
@@ -84,6 +84,18 @@ var rules = []struct {
 	}, 4},
 	{"GPU tests have a list", gpuTestsAreListed, nil, 1},
 	{"evidence exists", conformance, nil, 1},
+}
+
+// emptyLayers has a file in each layer but one, and a test alone in another.
+func emptyLayers() map[string]string {
+	files := map[string]string{}
+	for _, l := range layers {
+		files[l.pkg+"/a.go"] = "package a"
+	}
+	delete(files, "driver/a.go")
+	delete(files, "internal/hold/a.go")
+	files["internal/hold/a_test.go"] = "package a"
+	return files
 }
 
 func manyFiles() map[string]string {

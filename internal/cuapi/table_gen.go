@@ -9,9 +9,9 @@ type Table struct {
 	Init func(flags uint32) Result
 	// cuDriverGetVersion: CUDA 2.2, required, block no.
 	DriverGetVersion func(driverVersion *int32) Result
-	// cuGetErrorName: CUDA 6.0, required, block no.
+	// cuGetErrorName: CUDA 6.0, optional, block no.
 	GetErrorName func(error Result, pStr **byte) Result
-	// cuGetErrorString: CUDA 6.0, required, block no.
+	// cuGetErrorString: CUDA 6.0, optional, block no.
 	GetErrorString func(error Result, pStr **byte) Result
 	// cuGetProcAddress_v2: CUDA 12.0, optional, block no.
 	GetProcAddressV2 func(symbol *byte, pfn *uintptr, cudaVersion int32, flags uint64, symbolStatus *int32) Result
@@ -33,17 +33,17 @@ type Table struct {
 	DeviceGetAttribute func(pi *int32, attrib int32, dev Device) Result
 	// cuDeviceGetP2PAttribute: CUDA 8.0, optional, block setup.
 	DeviceGetP2PAttribute func(value *int32, attrib int32, srcDevice Device, dstDevice Device) Result
-	// cuDeviceCanAccessPeer: CUDA 4.0, required, block setup.
+	// cuDeviceCanAccessPeer: CUDA 4.0, optional, block setup.
 	DeviceCanAccessPeer func(canAccessPeer *int32, dev Device, peerDev Device) Result
 	// cuDevicePrimaryCtxRetain: CUDA 7.0, required, block lock.
 	DevicePrimaryCtxRetain func(pctx *Context, dev Device) Result
 	// cuDevicePrimaryCtxRelease_v2: CUDA 11.0, required, block lock.
 	DevicePrimaryCtxRelease func(dev Device) Result
-	// cuDevicePrimaryCtxGetState: CUDA 7.0, required, block lock.
+	// cuDevicePrimaryCtxGetState: CUDA 7.0, optional, block lock.
 	DevicePrimaryCtxGetState func(dev Device, flags *uint32, active *int32) Result
 	// cuCtxGetCurrent: CUDA 4.0, required, block no.
 	CtxGetCurrent func(pctx *Context) Result
-	// cuCtxSetCurrent: CUDA 4.0, required, block no.
+	// cuCtxSetCurrent: CUDA 4.0, optional, block no.
 	CtxSetCurrent func(ctx Context) Result
 	// cuCtxPushCurrent_v2: CUDA 4.0, required, block no.
 	CtxPushCurrent func(ctx Context) Result
@@ -53,9 +53,9 @@ type Table struct {
 	CtxGetId func(ctx Context, ctxId *uint64) Result
 	// cuCtxSynchronize: CUDA 2.0, required, block waits.
 	CtxSynchronize func() Result
-	// cuCtxEnablePeerAccess: CUDA 4.0, required, block setup.
+	// cuCtxEnablePeerAccess: CUDA 4.0, optional, block setup.
 	CtxEnablePeerAccess func(peerContext Context, flags uint32) Result
-	// cuCtxDisablePeerAccess: CUDA 4.0, required, block setup.
+	// cuCtxDisablePeerAccess: CUDA 4.0, optional, block setup.
 	CtxDisablePeerAccess func(peerContext Context) Result
 	// cuMemGetInfo_v2: CUDA 3.2, required, block lock.
 	MemGetInfo func(free *uintptr, total *uintptr) Result
@@ -67,13 +67,13 @@ type Table struct {
 	MemHostAlloc func(pp *HostPtr, bytesize uintptr, flags uint32) Result
 	// cuMemFreeHost: CUDA 2.0, required, block held.
 	MemFreeHost func(p HostPtr) Result
-	// cuMemHostRegister_v2: CUDA 6.5, required, block lock.
+	// cuMemHostRegister_v2: CUDA 6.5, optional, block lock.
 	MemHostRegister func(p HostPtr, bytesize uintptr, flags uint32) Result
-	// cuMemHostUnregister: CUDA 4.0, required, block setup.
+	// cuMemHostUnregister: CUDA 4.0, optional, block setup.
 	MemHostUnregister func(p HostPtr) Result
-	// cuMemHostGetDevicePointer_v2: CUDA 3.2, required, block lock.
+	// cuMemHostGetDevicePointer_v2: CUDA 3.2, optional, block lock.
 	MemHostGetDevicePointer func(pdptr *DevicePtr, p HostPtr, flags uint32) Result
-	// cuMemGetAddressRange_v2: CUDA 3.2, required, block lock.
+	// cuMemGetAddressRange_v2: CUDA 3.2, optional, block lock.
 	MemGetAddressRange func(pbase *DevicePtr, psize *uintptr, dptr DevicePtr) Result
 	// cuPointerGetAttribute: CUDA 4.0, required, block lock.
 	PointerGetAttribute func(data HostPtr, attribute int32, ptr DevicePtr) Result
@@ -103,17 +103,17 @@ type Table struct {
 	MemcpyHtoDAsync func(dstDevice DevicePtr, srcHost HostPtr, byteCount uintptr, hStream Stream) Result
 	// cuMemcpyDtoHAsync_v2: CUDA 3.2, required, block full.
 	MemcpyDtoHAsync func(dstHost HostPtr, srcDevice DevicePtr, byteCount uintptr, hStream Stream) Result
-	// cuMemcpyDtoDAsync_v2: CUDA 3.2, required, block full.
+	// cuMemcpyDtoDAsync_v2: CUDA 3.2, optional, block full.
 	MemcpyDtoDAsync func(dstDevice DevicePtr, srcDevice DevicePtr, byteCount uintptr, hStream Stream) Result
-	// cuMemcpyAsync: CUDA 4.0, required, block full.
+	// cuMemcpyAsync: CUDA 4.0, optional, block full.
 	MemcpyAsync func(dst DevicePtr, src DevicePtr, byteCount uintptr, hStream Stream) Result
-	// cuMemcpyPeerAsync: CUDA 4.0, required, block full.
+	// cuMemcpyPeerAsync: CUDA 4.0, optional, block full.
 	MemcpyPeerAsync func(dstDevice DevicePtr, dstContext Context, srcDevice DevicePtr, srcContext Context, byteCount uintptr, hStream Stream) Result
 	// cuMemsetD8Async: CUDA 3.2, required, block full.
 	MemsetD8Async func(dstDevice DevicePtr, uc uint8, n uintptr, hStream Stream) Result
 	// cuStreamCreate: CUDA 2.0, required, block lock.
 	StreamCreate func(phStream *Stream, flags uint32) Result
-	// cuStreamCreateWithPriority: CUDA 5.5, required, block lock.
+	// cuStreamCreateWithPriority: CUDA 5.5, optional, block lock.
 	StreamCreateWithPriority func(phStream *Stream, flags uint32, priority int32) Result
 	// cuStreamDestroy_v2: CUDA 4.0, required, block lock.
 	StreamDestroy func(hStream Stream) Result
@@ -125,9 +125,9 @@ type Table struct {
 	StreamWaitEvent func(hStream Stream, hEvent Event, flags uint32) Result
 	// cuStreamGetCtx: CUDA 9.2, required, block no.
 	StreamGetCtx func(hStream Stream, pctx *Context) Result
-	// cuStreamGetFlags: CUDA 5.5, required, block no.
+	// cuStreamGetFlags: CUDA 5.5, optional, block no.
 	StreamGetFlags func(hStream Stream, flags *uint32) Result
-	// cuStreamGetPriority: CUDA 5.5, required, block no.
+	// cuStreamGetPriority: CUDA 5.5, optional, block no.
 	StreamGetPriority func(hStream Stream, priority *int32) Result
 	// cuStreamGetId: CUDA 12.0, optional, block no.
 	StreamGetId func(hStream Stream, streamId *uint64) Result
@@ -135,15 +135,15 @@ type Table struct {
 	StreamWaitValue32 func(stream Stream, addr DevicePtr, value uint32, flags uint32) Result
 	// cuStreamWriteValue32_v2: CUDA 8.0, optional, block lock.
 	StreamWriteValue32 func(stream Stream, addr DevicePtr, value uint32, flags uint32) Result
-	// cuLaunchHostFunc: CUDA 10.0, required, block full.
+	// cuLaunchHostFunc: CUDA 10.0, optional, block full.
 	LaunchHostFunc func(hStream Stream, fn uintptr, userData uintptr) Result
 	// cuStreamIsCapturing: CUDA 10.0, required, block no.
 	StreamIsCapturing func(hStream Stream, captureStatus *int32) Result
-	// cuStreamBeginCapture_v2: CUDA 10.1, required, block lock.
+	// cuStreamBeginCapture_v2: CUDA 10.1, optional, block lock.
 	StreamBeginCapture func(hStream Stream, mode int32) Result
-	// cuStreamEndCapture: CUDA 10.0, required, block lock.
+	// cuStreamEndCapture: CUDA 10.0, optional, block lock.
 	StreamEndCapture func(hStream Stream, phGraph *Graph) Result
-	// cuGraphDestroy: CUDA 10.0, required, block lock.
+	// cuGraphDestroy: CUDA 10.0, optional, block lock.
 	GraphDestroy func(hGraph Graph) Result
 	// cuThreadExchangeStreamCaptureMode: CUDA 10.1, required, block no.
 	ThreadExchangeStreamCaptureMode func(mode *int32) Result
@@ -157,21 +157,21 @@ type Table struct {
 	EventQuery func(hEvent Event) Result
 	// cuEventSynchronize: CUDA 2.0, required, block waits.
 	EventSynchronize func(hEvent Event) Result
-	// cuEventElapsedTime: CUDA 2.0, required, block lock.
+	// cuEventElapsedTime: CUDA 2.0, optional, block lock.
 	EventElapsedTime func(pMilliseconds *float32, hStart Event, hEnd Event) Result
 	// cuModuleLoadDataEx: CUDA 2.1, required, block held.
 	ModuleLoadDataEx func(module *Module, image HostPtr, numOptions uint32, options *int32, optionValues *uintptr) Result
 	// cuModuleUnload: CUDA 2.0, required, block held.
 	ModuleUnload func(hmod Module) Result
-	// cuModuleGetFunction: CUDA 2.0, required, block lock.
+	// cuModuleGetFunction: CUDA 2.0, required, block setup.
 	ModuleGetFunction func(hfunc *Function, hmod Module, name *byte) Result
-	// cuModuleGetGlobal_v2: CUDA 3.2, required, block held.
+	// cuModuleGetGlobal_v2: CUDA 3.2, optional, block held.
 	ModuleGetGlobal func(dptr *DevicePtr, bytes *uintptr, hmod Module, name *byte) Result
 	// cuFuncGetAttribute: CUDA 2.2, required, block lock.
 	FuncGetAttribute func(pi *int32, attrib int32, hfunc Function) Result
 	// cuFuncSetAttribute: CUDA 9.0, required, block lock.
 	FuncSetAttribute func(hfunc Function, attrib int32, value int32) Result
-	// cuFuncLoad: CUDA 12.4, optional, block lock.
+	// cuFuncLoad: CUDA 12.4, optional, block setup.
 	FuncLoad func(function Function) Result
 	// cuFuncGetParamInfo: CUDA 12.4, optional, block lock.
 	FuncGetParamInfo func(func_ Function, paramIndex uintptr, paramOffset *uintptr, paramSize *uintptr) Result
@@ -179,7 +179,7 @@ type Table struct {
 	LaunchKernel func(f_ Function, gridDimX uint32, gridDimY uint32, gridDimZ uint32, blockDimX uint32, blockDimY uint32, blockDimZ uint32, sharedMemBytes uint32, hStream Stream, kernelParams *HostPtr, extra *HostPtr) Result
 	// cuOccupancyMaxActiveBlocksPerMultiprocessor: CUDA 6.5, required, block lock.
 	OccupancyMaxActiveBlocksPerMultiprocessor func(numBlocks *int32, func_ Function, blockSize int32, dynamicSMemSize uintptr) Result
-	// cuOccupancyMaxPotentialBlockSize: CUDA 6.5, required, block lock.
+	// cuOccupancyMaxPotentialBlockSize: CUDA 6.5, optional, block lock.
 	OccupancyMaxPotentialBlockSize func(minGridSize *int32, blockSize *int32, func_ Function, blockSizeToDynamicSMemSize uintptr, dynamicSMemSize uintptr, blockSizeLimit int32) Result
 
 	// Run executes a list of calls in order and stops at the first that does
@@ -288,8 +288,8 @@ const (
 var Entries = [NumEntries]Entry{
 	{ID: IDInit, Name: "Init", Symbols: []Symbol{{"cuInit", 2000}}, Required: true, Block: BlockLock, List: false, Args: 1},
 	{ID: IDDriverGetVersion, Name: "DriverGetVersion", Symbols: []Symbol{{"cuDriverGetVersion", 2020}}, Required: true, Block: BlockNo, List: false, Args: 1},
-	{ID: IDGetErrorName, Name: "GetErrorName", Symbols: []Symbol{{"cuGetErrorName", 6000}}, Required: true, Block: BlockNo, List: false, Args: 2},
-	{ID: IDGetErrorString, Name: "GetErrorString", Symbols: []Symbol{{"cuGetErrorString", 6000}}, Required: true, Block: BlockNo, List: false, Args: 2},
+	{ID: IDGetErrorName, Name: "GetErrorName", Symbols: []Symbol{{"cuGetErrorName", 6000}}, Required: false, Block: BlockNo, List: false, Args: 2},
+	{ID: IDGetErrorString, Name: "GetErrorString", Symbols: []Symbol{{"cuGetErrorString", 6000}}, Required: false, Block: BlockNo, List: false, Args: 2},
 	{ID: IDGetProcAddressV2, Name: "GetProcAddressV2", Symbols: []Symbol{{"cuGetProcAddress_v2", 12000}}, Required: false, Block: BlockNo, List: false, Args: 5},
 	{ID: IDGetProcAddress, Name: "GetProcAddress", Symbols: []Symbol{{"cuGetProcAddress", 11030}}, Required: false, Block: BlockNo, List: false, Args: 4},
 	{ID: IDLogsDumpToMemory, Name: "LogsDumpToMemory", Symbols: []Symbol{{"cuLogsDumpToMemory", 12090}}, Required: false, Block: BlockSetup, List: false, Args: 4},
@@ -300,27 +300,27 @@ var Entries = [NumEntries]Entry{
 	{ID: IDDeviceTotalMem, Name: "DeviceTotalMem", Symbols: []Symbol{{"cuDeviceTotalMem_v2", 3020}}, Required: true, Block: BlockNo, List: false, Args: 2},
 	{ID: IDDeviceGetAttribute, Name: "DeviceGetAttribute", Symbols: []Symbol{{"cuDeviceGetAttribute", 2000}}, Required: true, Block: BlockNo, List: false, Args: 3},
 	{ID: IDDeviceGetP2PAttribute, Name: "DeviceGetP2PAttribute", Symbols: []Symbol{{"cuDeviceGetP2PAttribute", 8000}}, Required: false, Block: BlockSetup, List: false, Args: 4},
-	{ID: IDDeviceCanAccessPeer, Name: "DeviceCanAccessPeer", Symbols: []Symbol{{"cuDeviceCanAccessPeer", 4000}}, Required: true, Block: BlockSetup, List: false, Args: 3},
+	{ID: IDDeviceCanAccessPeer, Name: "DeviceCanAccessPeer", Symbols: []Symbol{{"cuDeviceCanAccessPeer", 4000}}, Required: false, Block: BlockSetup, List: false, Args: 3},
 	{ID: IDDevicePrimaryCtxRetain, Name: "DevicePrimaryCtxRetain", Symbols: []Symbol{{"cuDevicePrimaryCtxRetain", 7000}}, Required: true, Block: BlockLock, List: false, Args: 2},
 	{ID: IDDevicePrimaryCtxRelease, Name: "DevicePrimaryCtxRelease", Symbols: []Symbol{{"cuDevicePrimaryCtxRelease_v2", 11000}}, Required: true, Block: BlockLock, List: false, Args: 1},
-	{ID: IDDevicePrimaryCtxGetState, Name: "DevicePrimaryCtxGetState", Symbols: []Symbol{{"cuDevicePrimaryCtxGetState", 7000}}, Required: true, Block: BlockLock, List: false, Args: 3},
+	{ID: IDDevicePrimaryCtxGetState, Name: "DevicePrimaryCtxGetState", Symbols: []Symbol{{"cuDevicePrimaryCtxGetState", 7000}}, Required: false, Block: BlockLock, List: false, Args: 3},
 	{ID: IDCtxGetCurrent, Name: "CtxGetCurrent", Symbols: []Symbol{{"cuCtxGetCurrent", 4000}}, Required: true, Block: BlockNo, List: false, Args: 1},
-	{ID: IDCtxSetCurrent, Name: "CtxSetCurrent", Symbols: []Symbol{{"cuCtxSetCurrent", 4000}}, Required: true, Block: BlockNo, List: false, Args: 1},
+	{ID: IDCtxSetCurrent, Name: "CtxSetCurrent", Symbols: []Symbol{{"cuCtxSetCurrent", 4000}}, Required: false, Block: BlockNo, List: false, Args: 1},
 	{ID: IDCtxPushCurrent, Name: "CtxPushCurrent", Symbols: []Symbol{{"cuCtxPushCurrent_v2", 4000}}, Required: true, Block: BlockNo, List: false, Args: 1},
 	{ID: IDCtxPopCurrent, Name: "CtxPopCurrent", Symbols: []Symbol{{"cuCtxPopCurrent_v2", 4000}}, Required: true, Block: BlockNo, List: false, Args: 1},
 	{ID: IDCtxGetId, Name: "CtxGetId", Symbols: []Symbol{{"cuCtxGetId", 12000}}, Required: false, Block: BlockLock, List: false, Args: 2},
 	{ID: IDCtxSynchronize, Name: "CtxSynchronize", Symbols: []Symbol{{"cuCtxSynchronize", 2000}}, Required: true, Block: BlockWaits, List: false, Args: 0},
-	{ID: IDCtxEnablePeerAccess, Name: "CtxEnablePeerAccess", Symbols: []Symbol{{"cuCtxEnablePeerAccess", 4000}}, Required: true, Block: BlockSetup, List: false, Args: 2},
-	{ID: IDCtxDisablePeerAccess, Name: "CtxDisablePeerAccess", Symbols: []Symbol{{"cuCtxDisablePeerAccess", 4000}}, Required: true, Block: BlockSetup, List: false, Args: 1},
+	{ID: IDCtxEnablePeerAccess, Name: "CtxEnablePeerAccess", Symbols: []Symbol{{"cuCtxEnablePeerAccess", 4000}}, Required: false, Block: BlockSetup, List: false, Args: 2},
+	{ID: IDCtxDisablePeerAccess, Name: "CtxDisablePeerAccess", Symbols: []Symbol{{"cuCtxDisablePeerAccess", 4000}}, Required: false, Block: BlockSetup, List: false, Args: 1},
 	{ID: IDMemGetInfo, Name: "MemGetInfo", Symbols: []Symbol{{"cuMemGetInfo_v2", 3020}}, Required: true, Block: BlockLock, List: false, Args: 2},
 	{ID: IDMemAlloc, Name: "MemAlloc", Symbols: []Symbol{{"cuMemAlloc_v2", 3020}}, Required: true, Block: BlockLock, List: false, Args: 2},
 	{ID: IDMemFree, Name: "MemFree", Symbols: []Symbol{{"cuMemFree_v2", 3020}}, Required: true, Block: BlockHeld, List: false, Args: 1},
 	{ID: IDMemHostAlloc, Name: "MemHostAlloc", Symbols: []Symbol{{"cuMemHostAlloc", 2020}}, Required: true, Block: BlockLock, List: false, Args: 3},
 	{ID: IDMemFreeHost, Name: "MemFreeHost", Symbols: []Symbol{{"cuMemFreeHost", 2000}}, Required: true, Block: BlockHeld, List: false, Args: 1},
-	{ID: IDMemHostRegister, Name: "MemHostRegister", Symbols: []Symbol{{"cuMemHostRegister_v2", 6050}}, Required: true, Block: BlockLock, List: false, Args: 3},
-	{ID: IDMemHostUnregister, Name: "MemHostUnregister", Symbols: []Symbol{{"cuMemHostUnregister", 4000}}, Required: true, Block: BlockSetup, List: false, Args: 1},
-	{ID: IDMemHostGetDevicePointer, Name: "MemHostGetDevicePointer", Symbols: []Symbol{{"cuMemHostGetDevicePointer_v2", 3020}}, Required: true, Block: BlockLock, List: false, Args: 3},
-	{ID: IDMemGetAddressRange, Name: "MemGetAddressRange", Symbols: []Symbol{{"cuMemGetAddressRange_v2", 3020}}, Required: true, Block: BlockLock, List: false, Args: 3},
+	{ID: IDMemHostRegister, Name: "MemHostRegister", Symbols: []Symbol{{"cuMemHostRegister_v2", 6050}}, Required: false, Block: BlockLock, List: false, Args: 3},
+	{ID: IDMemHostUnregister, Name: "MemHostUnregister", Symbols: []Symbol{{"cuMemHostUnregister", 4000}}, Required: false, Block: BlockSetup, List: false, Args: 1},
+	{ID: IDMemHostGetDevicePointer, Name: "MemHostGetDevicePointer", Symbols: []Symbol{{"cuMemHostGetDevicePointer_v2", 3020}}, Required: false, Block: BlockLock, List: false, Args: 3},
+	{ID: IDMemGetAddressRange, Name: "MemGetAddressRange", Symbols: []Symbol{{"cuMemGetAddressRange_v2", 3020}}, Required: false, Block: BlockLock, List: false, Args: 3},
 	{ID: IDPointerGetAttribute, Name: "PointerGetAttribute", Symbols: []Symbol{{"cuPointerGetAttribute", 4000}}, Required: true, Block: BlockLock, List: false, Args: 3},
 	{ID: IDMemAllocAsync, Name: "MemAllocAsync", Symbols: []Symbol{{"cuMemAllocAsync", 11020}}, Required: false, Block: BlockNo, List: false, Args: 3},
 	{ID: IDMemAllocFromPoolAsync, Name: "MemAllocFromPoolAsync", Symbols: []Symbol{{"cuMemAllocFromPoolAsync", 11020}}, Required: false, Block: BlockNo, List: true, Args: 4},
@@ -335,45 +335,45 @@ var Entries = [NumEntries]Entry{
 	{ID: IDMemPoolGetAccess, Name: "MemPoolGetAccess", Symbols: []Symbol{{"cuMemPoolGetAccess", 11020}}, Required: false, Block: BlockSetup, List: false, Args: 3},
 	{ID: IDMemcpyHtoDAsync, Name: "MemcpyHtoDAsync", Symbols: []Symbol{{"cuMemcpyHtoDAsync_v2", 3020}}, Required: true, Block: BlockFull, List: true, Args: 4},
 	{ID: IDMemcpyDtoHAsync, Name: "MemcpyDtoHAsync", Symbols: []Symbol{{"cuMemcpyDtoHAsync_v2", 3020}}, Required: true, Block: BlockFull, List: true, Args: 4},
-	{ID: IDMemcpyDtoDAsync, Name: "MemcpyDtoDAsync", Symbols: []Symbol{{"cuMemcpyDtoDAsync_v2", 3020}}, Required: true, Block: BlockFull, List: true, Args: 4},
-	{ID: IDMemcpyAsync, Name: "MemcpyAsync", Symbols: []Symbol{{"cuMemcpyAsync", 4000}}, Required: true, Block: BlockFull, List: true, Args: 4},
-	{ID: IDMemcpyPeerAsync, Name: "MemcpyPeerAsync", Symbols: []Symbol{{"cuMemcpyPeerAsync", 4000}}, Required: true, Block: BlockFull, List: true, Args: 6},
+	{ID: IDMemcpyDtoDAsync, Name: "MemcpyDtoDAsync", Symbols: []Symbol{{"cuMemcpyDtoDAsync_v2", 3020}}, Required: false, Block: BlockFull, List: true, Args: 4},
+	{ID: IDMemcpyAsync, Name: "MemcpyAsync", Symbols: []Symbol{{"cuMemcpyAsync", 4000}}, Required: false, Block: BlockFull, List: true, Args: 4},
+	{ID: IDMemcpyPeerAsync, Name: "MemcpyPeerAsync", Symbols: []Symbol{{"cuMemcpyPeerAsync", 4000}}, Required: false, Block: BlockFull, List: true, Args: 6},
 	{ID: IDMemsetD8Async, Name: "MemsetD8Async", Symbols: []Symbol{{"cuMemsetD8Async", 3020}}, Required: true, Block: BlockFull, List: true, Args: 4},
 	{ID: IDStreamCreate, Name: "StreamCreate", Symbols: []Symbol{{"cuStreamCreate", 2000}}, Required: true, Block: BlockLock, List: false, Args: 2},
-	{ID: IDStreamCreateWithPriority, Name: "StreamCreateWithPriority", Symbols: []Symbol{{"cuStreamCreateWithPriority", 5050}}, Required: true, Block: BlockLock, List: false, Args: 3},
+	{ID: IDStreamCreateWithPriority, Name: "StreamCreateWithPriority", Symbols: []Symbol{{"cuStreamCreateWithPriority", 5050}}, Required: false, Block: BlockLock, List: false, Args: 3},
 	{ID: IDStreamDestroy, Name: "StreamDestroy", Symbols: []Symbol{{"cuStreamDestroy_v2", 4000}}, Required: true, Block: BlockLock, List: false, Args: 1},
 	{ID: IDStreamQuery, Name: "StreamQuery", Symbols: []Symbol{{"cuStreamQuery", 2000}}, Required: true, Block: BlockNo, List: true, Args: 1},
 	{ID: IDStreamSynchronize, Name: "StreamSynchronize", Symbols: []Symbol{{"cuStreamSynchronize", 2000}}, Required: true, Block: BlockWaits, List: false, Args: 1},
 	{ID: IDStreamWaitEvent, Name: "StreamWaitEvent", Symbols: []Symbol{{"cuStreamWaitEvent", 3020}}, Required: true, Block: BlockLock, List: true, Args: 3},
 	{ID: IDStreamGetCtx, Name: "StreamGetCtx", Symbols: []Symbol{{"cuStreamGetCtx", 9020}}, Required: true, Block: BlockNo, List: false, Args: 2},
-	{ID: IDStreamGetFlags, Name: "StreamGetFlags", Symbols: []Symbol{{"cuStreamGetFlags", 5050}}, Required: true, Block: BlockNo, List: false, Args: 2},
-	{ID: IDStreamGetPriority, Name: "StreamGetPriority", Symbols: []Symbol{{"cuStreamGetPriority", 5050}}, Required: true, Block: BlockNo, List: false, Args: 2},
+	{ID: IDStreamGetFlags, Name: "StreamGetFlags", Symbols: []Symbol{{"cuStreamGetFlags", 5050}}, Required: false, Block: BlockNo, List: false, Args: 2},
+	{ID: IDStreamGetPriority, Name: "StreamGetPriority", Symbols: []Symbol{{"cuStreamGetPriority", 5050}}, Required: false, Block: BlockNo, List: false, Args: 2},
 	{ID: IDStreamGetId, Name: "StreamGetId", Symbols: []Symbol{{"cuStreamGetId", 12000}}, Required: false, Block: BlockNo, List: false, Args: 2},
 	{ID: IDStreamWaitValue32, Name: "StreamWaitValue32", Symbols: []Symbol{{"cuStreamWaitValue32_v2", 11070}, {"cuStreamWaitValue32", 8000}}, Required: false, Block: BlockLock, List: true, Args: 4},
 	{ID: IDStreamWriteValue32, Name: "StreamWriteValue32", Symbols: []Symbol{{"cuStreamWriteValue32_v2", 11070}, {"cuStreamWriteValue32", 8000}}, Required: false, Block: BlockLock, List: true, Args: 4},
-	{ID: IDLaunchHostFunc, Name: "LaunchHostFunc", Symbols: []Symbol{{"cuLaunchHostFunc", 10000}}, Required: true, Block: BlockFull, List: true, Args: 3},
+	{ID: IDLaunchHostFunc, Name: "LaunchHostFunc", Symbols: []Symbol{{"cuLaunchHostFunc", 10000}}, Required: false, Block: BlockFull, List: true, Args: 3},
 	{ID: IDStreamIsCapturing, Name: "StreamIsCapturing", Symbols: []Symbol{{"cuStreamIsCapturing", 10000}}, Required: true, Block: BlockNo, List: false, Args: 2},
-	{ID: IDStreamBeginCapture, Name: "StreamBeginCapture", Symbols: []Symbol{{"cuStreamBeginCapture_v2", 10010}}, Required: true, Block: BlockLock, List: false, Args: 2},
-	{ID: IDStreamEndCapture, Name: "StreamEndCapture", Symbols: []Symbol{{"cuStreamEndCapture", 10000}}, Required: true, Block: BlockLock, List: false, Args: 2},
-	{ID: IDGraphDestroy, Name: "GraphDestroy", Symbols: []Symbol{{"cuGraphDestroy", 10000}}, Required: true, Block: BlockLock, List: false, Args: 1},
+	{ID: IDStreamBeginCapture, Name: "StreamBeginCapture", Symbols: []Symbol{{"cuStreamBeginCapture_v2", 10010}}, Required: false, Block: BlockLock, List: false, Args: 2},
+	{ID: IDStreamEndCapture, Name: "StreamEndCapture", Symbols: []Symbol{{"cuStreamEndCapture", 10000}}, Required: false, Block: BlockLock, List: false, Args: 2},
+	{ID: IDGraphDestroy, Name: "GraphDestroy", Symbols: []Symbol{{"cuGraphDestroy", 10000}}, Required: false, Block: BlockLock, List: false, Args: 1},
 	{ID: IDThreadExchangeStreamCaptureMode, Name: "ThreadExchangeStreamCaptureMode", Symbols: []Symbol{{"cuThreadExchangeStreamCaptureMode", 10010}}, Required: true, Block: BlockNo, List: false, Args: 1},
 	{ID: IDEventCreate, Name: "EventCreate", Symbols: []Symbol{{"cuEventCreate", 2000}}, Required: true, Block: BlockLock, List: false, Args: 2},
 	{ID: IDEventDestroy, Name: "EventDestroy", Symbols: []Symbol{{"cuEventDestroy_v2", 4000}}, Required: true, Block: BlockLock, List: false, Args: 1},
 	{ID: IDEventRecord, Name: "EventRecord", Symbols: []Symbol{{"cuEventRecord", 2000}}, Required: true, Block: BlockLock, List: true, Args: 2},
 	{ID: IDEventQuery, Name: "EventQuery", Symbols: []Symbol{{"cuEventQuery", 2000}}, Required: true, Block: BlockNo, List: true, Args: 1},
 	{ID: IDEventSynchronize, Name: "EventSynchronize", Symbols: []Symbol{{"cuEventSynchronize", 2000}}, Required: true, Block: BlockWaits, List: false, Args: 1},
-	{ID: IDEventElapsedTime, Name: "EventElapsedTime", Symbols: []Symbol{{"cuEventElapsedTime", 2000}}, Required: true, Block: BlockLock, List: false, Args: 3},
+	{ID: IDEventElapsedTime, Name: "EventElapsedTime", Symbols: []Symbol{{"cuEventElapsedTime", 2000}}, Required: false, Block: BlockLock, List: false, Args: 3},
 	{ID: IDModuleLoadDataEx, Name: "ModuleLoadDataEx", Symbols: []Symbol{{"cuModuleLoadDataEx", 2010}}, Required: true, Block: BlockHeld, List: false, Args: 5},
 	{ID: IDModuleUnload, Name: "ModuleUnload", Symbols: []Symbol{{"cuModuleUnload", 2000}}, Required: true, Block: BlockHeld, List: false, Args: 1},
-	{ID: IDModuleGetFunction, Name: "ModuleGetFunction", Symbols: []Symbol{{"cuModuleGetFunction", 2000}}, Required: true, Block: BlockLock, List: false, Args: 3},
-	{ID: IDModuleGetGlobal, Name: "ModuleGetGlobal", Symbols: []Symbol{{"cuModuleGetGlobal_v2", 3020}}, Required: true, Block: BlockHeld, List: false, Args: 4},
+	{ID: IDModuleGetFunction, Name: "ModuleGetFunction", Symbols: []Symbol{{"cuModuleGetFunction", 2000}}, Required: true, Block: BlockSetup, List: false, Args: 3},
+	{ID: IDModuleGetGlobal, Name: "ModuleGetGlobal", Symbols: []Symbol{{"cuModuleGetGlobal_v2", 3020}}, Required: false, Block: BlockHeld, List: false, Args: 4},
 	{ID: IDFuncGetAttribute, Name: "FuncGetAttribute", Symbols: []Symbol{{"cuFuncGetAttribute", 2020}}, Required: true, Block: BlockLock, List: false, Args: 3},
 	{ID: IDFuncSetAttribute, Name: "FuncSetAttribute", Symbols: []Symbol{{"cuFuncSetAttribute", 9000}}, Required: true, Block: BlockLock, List: false, Args: 3},
-	{ID: IDFuncLoad, Name: "FuncLoad", Symbols: []Symbol{{"cuFuncLoad", 12040}}, Required: false, Block: BlockLock, List: false, Args: 1},
+	{ID: IDFuncLoad, Name: "FuncLoad", Symbols: []Symbol{{"cuFuncLoad", 12040}}, Required: false, Block: BlockSetup, List: false, Args: 1},
 	{ID: IDFuncGetParamInfo, Name: "FuncGetParamInfo", Symbols: []Symbol{{"cuFuncGetParamInfo", 12040}}, Required: false, Block: BlockLock, List: false, Args: 4},
 	{ID: IDLaunchKernel, Name: "LaunchKernel", Symbols: []Symbol{{"cuLaunchKernel", 4000}}, Required: true, Block: BlockFull, List: true, Args: 11},
 	{ID: IDOccupancyMaxActiveBlocksPerMultiprocessor, Name: "OccupancyMaxActiveBlocksPerMultiprocessor", Symbols: []Symbol{{"cuOccupancyMaxActiveBlocksPerMultiprocessor", 6050}}, Required: true, Block: BlockLock, List: false, Args: 4},
-	{ID: IDOccupancyMaxPotentialBlockSize, Name: "OccupancyMaxPotentialBlockSize", Symbols: []Symbol{{"cuOccupancyMaxPotentialBlockSize", 6050}}, Required: true, Block: BlockLock, List: false, Args: 6},
+	{ID: IDOccupancyMaxPotentialBlockSize, Name: "OccupancyMaxPotentialBlockSize", Symbols: []Symbol{{"cuOccupancyMaxPotentialBlockSize", 6050}}, Required: false, Block: BlockLock, List: false, Args: 6},
 }
 
 // Has tells whether the driver behind t has the entry point.

@@ -23,14 +23,16 @@ const MinVersion = 11000
 type Library struct {
 	Path    string                   // as it was opened: a path, or a name that the dynamic linker found
 	Table   *cuapi.Table             // absent entry points are nil
+	Key     uintptr                  // the address of cuInit: the same for the same library, by whatever path
 	Version int                      // the CUDA version that the driver serves: 12020 is 12.2
 	Symbols [cuapi.NumEntries]string // the versioned symbol behind each entry point, "" if absent
 }
 
-// Open opens the driver library at path, or with an empty path the first
-// usable one of: the path in the environment variable PURECUDA_DRIVER, and
-// that alone if it is set; the names that the dynamic linker knows; the usual
-// places of this platform. It calls cuInit, which may take seconds.
+// Open opens the driver library at path, and no other, or with an empty path
+// the first usable one of: the path in the environment variable
+// PURECUDA_DRIVER, if it is set; the names that the dynamic linker knows; the
+// usual places of this platform. A candidate that does not serve does not end
+// the search. It calls cuInit, which may take seconds.
 //
 // A failure is an *Error that gives the reason for each path.
 func Open(path string) (*Library, error) { return system.open(path) }

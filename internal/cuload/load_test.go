@@ -45,6 +45,31 @@ func TestOpen(t *testing.T) {
 	}
 }
 
+// A library has one key by whatever path, and no other library has it.
+func TestFault25KeyOfALibrary(t *testing.T) {
+	s, lib := openStub(t)
+	dir := t.TempDir()
+	link, hard := filepath.Join(dir, "link.so"), filepath.Join(filepath.Dir(s.path), "hard.so")
+	if err := os.Symlink(s.path, link); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Link(s.path, hard); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{s.path, filepath.Dir(s.path) + "/./libcuda.so.1", link, hard} {
+		again, err := Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again.Key == 0 || again.Key != lib.Key {
+			t.Errorf("%s: key %#x, want %#x", path, again.Key, lib.Key)
+		}
+	}
+	if _, other := openStub(t); other.Key == 0 || other.Key == lib.Key {
+		t.Errorf("another library has key %#x, this one %#x", other.Key, lib.Key)
+	}
+}
+
 // One symbol is absent on this driver: an optional one is nil alone, a
 // required one fails Open by its name.
 func TestOneSymbolAbsent(t *testing.T) {
@@ -305,17 +330,62 @@ func TestSearch(t *testing.T) {
 		t.Errorf("opened %s", lib.Path)
 	}
 
-	// The path of the environment is tried alone, and so is that of the call.
-	t.Setenv(envPath, s.root+"/never/here.so")
-	if lib, err = s.open(""); lib != nil || !errors.As(err, &e) || len(e.Attempts) != 1 || e.Attempts[0].Path != s.root+"/never/here.so" {
+	// The path of the call is tried alone.
+	if lib, err = s.open(s.root + "/never/here.so"); lib != nil || !errors.As(err, &e) || len(e.Attempts) != 1 || e.Attempts[0].Path != s.root+"/never/here.so" {
 		t.Errorf("%v, %v", lib, err)
 	}
-	if lib, err = s.open(good.path); err != nil || lib.Path != good.path {
-		t.Errorf("%v, %v", lib, err)
+}
+
+// The path of the environment is tried first. Where it does not serve, the
+// search goes on.
+func TestSearchBeginsWithTheEnvironment(t *testing.T) {
+	s := searcher{root: t.TempDir(), names: []string{"libpurecuda-there-is-none.so"}, files: []string{"/usual/libcuda.so.1"}}
+	usual := newStub(t, image(t), s.root+"/usual/libcuda.so.1")
+	named := newStub(t, image(t), "")
+	for name, c := range map[string]struct{ env, want string }{
+		"unset":     {"", usual.path},
+		"usable":    {named.path, named.path},
+		"the usual": {usual.path, usual.path},
+	} {
+		t.Setenv(envPath, c.env)
+		if lib, err := s.open(""); err != nil || lib.Path != c.want {
+			t.Errorf("%s: %v, %v", name, lib, err)
+		}
 	}
-	t.Setenv(envPath, good.path)
-	if lib, err = s.open(""); err != nil || lib.Path != good.path {
-		t.Errorf("%v, %v", lib, err)
+	for _, c := range bad(t) { // whatever is wrong with it
+		env := filepath.Join(t.TempDir(), "libcuda.so.1")
+		c.make(env)
+		t.Setenv(envPath, env)
+		if lib, err := s.open(""); err != nil || lib.Path != usual.path {
+			t.Errorf("%s: %v, %v", c.name, lib, err)
+		}
+	}
+
+	// Where nothing serves it has its line, once, before all others.
+	s.files = []string{"/never/libcuda.so.1"}
+	name, file := s.names[0], s.root+s.files[0]
+	for _, c := range []struct {
+		env  string
+		want []string
+	}{
+		{"", []string{name, file}},
+		{"libm.so.6", []string{"libm.so.6", name, file}},
+		{name, []string{name, file}},
+		{file, []string{file, name}},
+	} {
+		t.Setenv(envPath, c.env)
+		lib, err := s.open("")
+		var e *Error
+		if lib != nil || !errors.As(err, &e) {
+			t.Fatalf("%q: %v, %v", c.env, lib, err)
+		}
+		var got []string
+		for _, a := range e.Attempts {
+			got = append(got, a.Path)
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%q: tried %q, want %q", c.env, got, c.want)
+		}
 	}
 }
 

@@ -1,3 +1,5 @@
+//go:build linux && !android && (amd64 || arm64 || loong64 || ppc64le || riscv64)
+
 package cuload
 
 import (

@@ -9,7 +9,8 @@ import (
 	"github.com/purecuda/purecuda/internal/cuapi"
 )
 
-// envPath names the environment variable with the path of the library to use.
+// envPath names the environment variable with the path of the library to try
+// first.
 const envPath = "PURECUDA_DRIVER"
 
 // A searcher opens the first usable library.
@@ -23,15 +24,23 @@ var system = searcher{names: systemNames, files: systemFiles}
 
 // paths lists what a search with this path tries, in order.
 func (s searcher) paths(path string) []string {
-	if path == "" {
-		path = os.Getenv(envPath)
-	}
 	if path != "" {
 		return []string{path}
 	}
-	list := append([]string(nil), s.names...)
+	first := os.Getenv(envPath)
+	var list []string
+	if first != "" {
+		list = append(list, first)
+	}
+	for _, n := range s.names {
+		if n != first {
+			list = append(list, n)
+		}
+	}
 	for _, f := range s.files {
-		list = append(list, s.root+f)
+		if f = s.root + f; f != first {
+			list = append(list, f)
+		}
 	}
 	return list
 }
@@ -81,7 +90,7 @@ func load(path string) (*Library, error) {
 	if version < MinVersion {
 		return nil, &VersionError{int(version)}
 	}
-	lib.Version = int(version)
+	lib.Key, lib.Version = addrs[cuapi.IDInit], int(version)
 	var rest []cuapi.ID
 	for id := range cuapi.ID(cuapi.NumEntries) {
 		if slices.Contains(bootIDs, id) {

@@ -1,6 +1,24 @@
 // Package watch is the completion watcher: one goroutine looks at all that is
 // waited for, so that ten thousand waits cost one thread. It runs only while
 // something is watched, and an idle process has none.
+//
+// # Bubbles
+//
+// The watcher lives outside every bubble of testing/synctest, whoever started
+// it, and so do the channels that it closes: code that waits may run in a
+// bubble. A device works in real time, as a network does, and its waits are no
+// durable blocking, so that of a bubble's own means some have no say:
+//
+//   - While a goroutine of the bubble waits for a device, the bubble's clock
+//     stands still and synctest.Wait does not return. A deadline of that clock
+//     that lies ahead does not end the wait; one that has passed does, and a
+//     cancellation.
+//   - What the watcher calls, as the release functions of adopted memory, it
+//     calls outside: they must not touch channels or timers of a bubble.
+//   - A goroutine of the bubble that the simulator blocks, in a raw driver call
+//     that waits for the device, must be let go from within the bubble, which a
+//     running watcher may not heed. No call of purecuda's blocks there: those
+//     that may stall are made outside, or wait by polling.
 package watch
 
 import (
@@ -8,6 +26,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/purecuda/purecuda/internal/outside"
 )
 
 // A Source is something that completes without telling. Poll makes one look,
@@ -47,12 +67,12 @@ func (w *Watcher) Add(s Source) {
 
 // Wake makes the watcher look again without long sleeps, after the one that it
 // may be in, and starts it if it is not running. Neither Wake nor Add touches a
-// channel or a timer, and no lock that is held for long, so that a cleanup may
-// call them.
+// channel or a timer of the caller's bubble, nor a lock that is held for long,
+// so that a cleanup may call them.
 func (w *Watcher) Wake() {
 	w.nudged.Store(true)
 	if w.running.CompareAndSwap(false, true) {
-		go w.run()
+		outside.Go(w.run)
 	}
 }
 

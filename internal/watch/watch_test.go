@@ -176,7 +176,9 @@ func TestBackOffAndWake(t *testing.T) {
 			defer mu.Unlock()
 			return slices.Clone(looks)
 		}
+		run := w.Held()
 		w.Add(s)
+		go run()
 		<-time.After(100 * time.Millisecond)
 		at := seen()
 		n := len(at)
@@ -207,3 +209,23 @@ type stuckSource struct{ look func() bool }
 func (s *stuckSource) Poll() (progress, more bool) { return false, s.look() }
 
 func stuck(look func() bool) watch.Source { return &stuckSource{look} }
+
+// Whoever starts the watcher, it runs outside every bubble.
+func TestRunsOutsideBubbles(t *testing.T) {
+	w := new(watch.Watcher)
+	in := func() bool { return time.Now().Year() == 2000 } // where a bubble's clock starts
+	for _, add := range []func(watch.Source){
+		w.Add,
+		func(s watch.Source) { synctest.Test(t, func(*testing.T) { w.Add(s) }) },
+	} {
+		bubbled := make(chan bool, 1)
+		add(stuck(func() bool {
+			bubbled <- in()
+			return false
+		}))
+		if <-bubbled {
+			t.Error("looked from inside a bubble")
+		}
+	}
+	until(t, func() bool { return !w.Running() })
+}
