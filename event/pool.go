@@ -11,16 +11,38 @@ import (
 	"sync"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/internal/own"
 	"github.com/purecuda/purecuda/internal/wire"
 )
 
+// An Event is one event of a pool, owned by who took it. Calls in progress
+// borrow it, so that it is used again behind the last of them.
+type Event struct {
+	h    cuapi.Event
+	pool *Pool
+	cell own.Cell
+}
+
+// Handle returns the driver's event.
+func (e *Event) Handle() cuapi.Event { return e.h }
+
+// Borrow begins a call that uses the event. Each success is paired with Return.
+func (e *Event) Borrow() error { return e.cell.Borrow() }
+
+// Return ends a borrow. It puts the event back if its owner did so meanwhile.
+func (e *Event) Return() {
+	if e.cell.Return() {
+		e.pool.take(e)
+	}
+}
+
 // Pool holds the idle events of one context. An event is put back only once
-// its completion was observed and no query of it is under way.
+// its completion was observed.
 type Pool struct {
 	core *wire.Context
 
 	mu    sync.Mutex
-	idle  []cuapi.Event
+	idle  []*Event
 	made  int
 	taken int
 }
@@ -38,29 +60,40 @@ func PoolOf(core *wire.Context) *Pool {
 
 // Get takes an idle event, or creates one (cuEventCreate), which returns at
 // once unless the process is stalled.
-func (p *Pool) Get() (cuapi.Event, error) {
+func (p *Pool) Get() (*Event, error) {
 	p.mu.Lock()
 	if n := len(p.idle); n > 0 {
 		e := p.idle[n-1]
 		p.idle = p.idle[:n-1]
 		p.taken++
 		p.mu.Unlock()
+		e.cell.Open()
 		return e, nil
 	}
 	p.mu.Unlock()
-	e := new(cuapi.Event)
-	if r := p.core.Current(func() cuapi.Result { return p.core.Table.EventCreate(e, cuapi.EventDisableTiming) }); r != cuapi.Success {
-		return 0, p.core.Fail(cuapi.IDEventCreate, r, "")
+	e := &Event{pool: p}
+	if r := p.core.Current(func() cuapi.Result { return p.core.Table.EventCreate(&e.h, cuapi.EventDisableTiming) }); r != cuapi.Success {
+		return nil, p.core.Fail(cuapi.IDEventCreate, r, "")
 	}
 	p.mu.Lock()
 	p.made++
 	p.taken++
 	p.mu.Unlock()
-	return *e, nil
+	e.cell.Open()
+	return e, nil
 }
 
-// Put gives an event back.
-func (p *Pool) Put(e cuapi.Event) {
+// Put gives an event back, behind the calls that borrow it. Putting it back
+// twice does nothing.
+func (p *Pool) Put(e *Event) {
+	if e.cell.Close() {
+		p.take(e)
+	}
+}
+
+// take makes a closed event idle.
+func (p *Pool) take(e *Event) {
+	e.cell = own.Cell{}
 	p.mu.Lock()
 	p.taken--
 	p.idle = append(p.idle, e)
@@ -69,10 +102,10 @@ func (p *Pool) Put(e cuapi.Event) {
 
 // Reserve makes the pool hold at least n idle events.
 func (p *Pool) Reserve(n int) error {
-	var got []cuapi.Event
+	var got []*Event
 	var err error
 	for range n {
-		var e cuapi.Event
+		var e *Event
 		if e, err = p.Get(); err != nil {
 			break
 		}
@@ -109,7 +142,7 @@ func (p *Pool) destroy() error {
 	}
 	var errs []error
 	for _, e := range idle {
-		if r := p.core.Table.EventDestroy(e); r != cuapi.Success {
+		if r := p.core.Table.EventDestroy(e.h); r != cuapi.Success {
 			errs = append(errs, p.core.Fail(cuapi.IDEventDestroy, r, ""))
 		}
 	}

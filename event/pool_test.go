@@ -59,12 +59,12 @@ func TestEventsAreReused(t *testing.T) {
 	}
 	sim.StartTrace()
 	for range 100 {
-		seen := map[cuapi.Event]bool{}
+		seen := map[*event.Event]bool{}
 		for range 3 {
 			e, err := p.Get()
 			must(t, err)
-			if seen[e] || e == 0 {
-				t.Fatalf("event %#x was given out twice", e)
+			if seen[e] || e.Handle() == 0 {
+				t.Fatalf("event %#x was given out twice", e.Handle())
 			}
 			seen[e] = true
 		}
@@ -195,7 +195,7 @@ func TestAFailedDestructionIsTold(t *testing.T) {
 func TestPoolHammer(t *testing.T) {
 	_, _, p := newPool(t, pass)
 	var mu sync.Mutex
-	out := map[cuapi.Event]bool{}
+	out := map[*event.Event]bool{}
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
@@ -220,6 +220,27 @@ func TestPoolHammer(t *testing.T) {
 	}
 	wg.Wait()
 	if s := p.Stats(); s.InUse != 0 || s.Idle != s.Created || s.Created > 8 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// An event is used again behind the last call that borrows it, and once.
+func TestAnEventIsReusedBehindItsBorrows(t *testing.T) {
+	_, _, p := newPool(t, pass)
+	e, err := p.Get()
+	must(t, err)
+	must(t, e.Borrow())
+	p.Put(e)
+	p.Put(e)
+	if s := p.Stats(); s.Idle != 0 || s.InUse != 1 {
+		t.Errorf("idle while borrowed: %+v", s)
+	}
+	if err := e.Borrow(); !errors.Is(err, driver.ErrClosed) {
+		t.Error(err)
+	}
+	e.Return()
+	p.Put(e)
+	if s := p.Stats(); s.Idle != 1 || s.InUse != 0 {
 		t.Errorf("%+v", s)
 	}
 }

@@ -14,15 +14,23 @@ import (
 	"sync"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/internal/own"
 	"github.com/purecuda/purecuda/internal/wire"
 	"github.com/purecuda/purecuda/stream"
 )
 
 // A Block is a piece of device memory that somebody owns.
 type Block struct {
+	cell  own.Cell
 	Addr  cuapi.DevicePtr
 	Bytes int64 // as asked for
 	class uint8 // of the cache, plus one; 0 for the pool
+}
+
+func newBlock(addr cuapi.DevicePtr, n int64, class uint8) *Block {
+	b := &Block{Addr: addr, Bytes: n, class: class}
+	b.cell.Open()
+	return b
 }
 
 // Pool is the device memory of one context.
@@ -116,21 +124,24 @@ func (p *Pool) setUp() error {
 
 // Alloc takes n bytes, ready in l's order. Out of memory is a *driver.Error
 // with code 2 and the sizes; nothing is lost then. It never waits for work.
-func (p *Pool) Alloc(l *stream.Lane, n int64) (Block, error) {
+func (p *Pool) Alloc(l *stream.Lane, n int64) (*Block, error) {
 	if p.pool == 0 {
 		return p.cached(n)
 	}
 	addr := new(cuapi.DevicePtr)
 	if err := l.Alloc(addr, uintptr(n), p.pool); err != nil {
-		return Block{}, err
+		return nil, err
 	}
 	p.count(n)
-	return Block{Addr: *addr, Bytes: n}, nil
+	return newBlock(*addr, n, 0), nil
 }
 
 // Free gives a block back once all work on it was observed to be done. It
 // never waits. An error means that the memory must be kept for good.
-func (p *Pool) Free(b Block) error {
+func (p *Pool) Free(b *Block) error {
+	if !b.cell.Close() {
+		return fmt.Errorf("memory: %d bytes are freed twice: %w", b.Bytes, own.ErrClosed)
+	}
 	if err := p.core.Lost(); err != nil {
 		return err
 	}
@@ -162,15 +173,15 @@ func (p *Pool) count(n int64) {
 // cached takes a block of a power of two bytes from the cache, or from the
 // driver (cuMemAlloc) while the cache is below its bound, half of the memory
 // of the device.
-func (p *Pool) cached(n int64) (Block, error) {
+func (p *Pool) cached(n int64) (*Block, error) {
 	class := uint8(bits.Len64(uint64(max(n, 512) - 1)))
 	if int(class) >= len(p.free) {
-		return Block{}, p.core.Fail(cuapi.IDMemAlloc, cuapi.OutOfMemory, fmt.Sprintf("%d bytes; the cache has no class for them", n))
+		return nil, p.core.Fail(cuapi.IDMemAlloc, cuapi.OutOfMemory, fmt.Sprintf("%d bytes; the cache has no class for them", n))
 	}
 	size := int64(1) << class
 	p.mu.Lock()
 	if list := p.free[class]; len(list) > 0 {
-		b := Block{Addr: list[len(list)-1], Bytes: n, class: class + 1}
+		b := newBlock(list[len(list)-1], n, class+1)
 		p.free[class] = list[:len(list)-1]
 		p.mu.Unlock()
 		p.count(n)
@@ -184,17 +195,17 @@ func (p *Pool) cached(n int64) (Block, error) {
 	p.mu.Unlock()
 	detail := fmt.Sprintf("%d bytes; the cache holds %d of at most %d", n, held, p.limit)
 	if !fits {
-		return Block{}, p.core.Fail(cuapi.IDMemAlloc, cuapi.OutOfMemory, detail)
+		return nil, p.core.Fail(cuapi.IDMemAlloc, cuapi.OutOfMemory, detail)
 	}
 	addr := new(cuapi.DevicePtr)
 	if r := p.core.Current(func() cuapi.Result { return p.core.Table.MemAlloc(addr, uintptr(size)) }); r != cuapi.Success {
 		p.mu.Lock()
 		p.held -= size
 		p.mu.Unlock()
-		return Block{}, p.core.Fail(cuapi.IDMemAlloc, r, detail)
+		return nil, p.core.Fail(cuapi.IDMemAlloc, r, detail)
 	}
 	p.count(n)
-	return Block{Addr: *addr, Bytes: n, class: class + 1}, nil
+	return newBlock(*addr, n, class+1), nil
 }
 
 // Stats are the counters of a context's device memory, in bytes.

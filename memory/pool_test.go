@@ -76,7 +76,7 @@ func (r *rig) pool() *memory.Pool {
 	return p
 }
 
-func (r *rig) alloc(p *memory.Pool, n int64) memory.Block {
+func (r *rig) alloc(p *memory.Pool, n int64) *memory.Block {
 	r.t.Helper()
 	b, err := p.Alloc(r.lane, n)
 	must(r.t, err)
@@ -87,7 +87,7 @@ func (r *rig) alloc(p *memory.Pool, n int64) memory.Block {
 }
 
 // free does as its users do: once the work is known to be done.
-func (r *rig) free(p *memory.Pool, b memory.Block) {
+func (r *rig) free(p *memory.Pool, b *memory.Block) {
 	r.t.Helper()
 	must(r.t, r.lane.Synchronize(context.Background()))
 	must(r.t, p.Free(b))
@@ -286,7 +286,7 @@ func TestFault12TheCache(t *testing.T) {
 			t.Error("cuMemFree stalls")
 		}
 	}
-	var blocks []memory.Block
+	var blocks []*memory.Block
 	for {
 		b, err := p.Alloc(r.lane, 4<<20)
 		if err != nil {
@@ -366,5 +366,21 @@ func TestOutOfMemoryLosesNothing(t *testing.T) {
 	r.free(p, b)
 	if n := r.lane.InFlight(); n != 0 {
 		t.Errorf("%d operations are in flight", n)
+	}
+}
+
+// A block is freed once: the memory may be somebody else's by the second time.
+func TestAFreeOfWhatWasFreedIsRefused(t *testing.T) {
+	for _, cfg := range []cudasim.Config{{}, {NoPools: true}} {
+		r := newRig(t, cfg, nil)
+		p := r.pool()
+		b := r.alloc(p, 64)
+		r.free(p, b)
+		if err := p.Free(b); !errors.Is(err, driver.ErrClosed) {
+			t.Error(err)
+		}
+		if s := p.Stats(); s.InUse != 0 {
+			t.Errorf("%+v", s)
+		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"runtime"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/memory"
 )
 
 var (
@@ -48,7 +49,7 @@ func (s *Session) Adopt(address uint64, d DType, shape []int, release func()) (*
 	}
 	r := lf.value.r
 	r.extent = ext
-	r.block.Addr, r.block.Bytes = cuapi.DevicePtr(address), ext.bytes
+	r.block = &memory.Block{Addr: cuapi.DevicePtr(address), Bytes: ext.bytes}
 	r.adopted = &adoption{rt: st.rt, release: release}
 	r.use(st.lane.Issued())
 	r.value.Open()

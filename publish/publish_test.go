@@ -174,7 +174,10 @@ func (r *rig) spare(n int) *pinned.Buffer {
 func TestRejections(t *testing.T) {
 	enqueues := map[cuapi.ID]bool{}
 	for _, e := range cuapi.Entries {
-		enqueues[e.ID] = e.List && e.ID != cuapi.IDMemFreeAsync // which the watcher makes
+		enqueues[e.ID] = e.List
+	}
+	for _, id := range []cuapi.ID{cuapi.IDEventQuery, cuapi.IDStreamQuery, cuapi.IDMemFreeAsync} {
+		enqueues[id] = false // the watcher makes these
 	}
 	var mu sync.Mutex
 	var watching bool

@@ -22,7 +22,7 @@ type record struct {
 	rt   *Runtime
 	lane *stream.Lane
 	extent
-	block   memory.Block          // device memory; none for an upload
+	block   *memory.Block         // device memory; none for an upload
 	adopted *adoption             // other code's memory: how it is let go
 	buf     *pinned.Block         // host memory of a transfer
 	n       int                   // the bytes of buf
@@ -215,7 +215,7 @@ func (r *record) Release() error {
 
 func (r *record) free() error {
 	switch {
-	case r.block.Addr == 0:
+	case r.block == nil:
 	case r.adopted != nil:
 		r.adopted.free()
 	default:
@@ -223,7 +223,7 @@ func (r *record) free() error {
 			return err
 		}
 	}
-	r.block.Addr = 0
+	r.block = nil
 	if r.buf != nil {
 		r.buf.Free()
 		r.buf = nil
@@ -233,7 +233,7 @@ func (r *record) free() error {
 
 func (r *record) owned() int64 {
 	var n int64
-	if r.block.Addr != 0 || r.lost {
+	if r.block != nil || r.lost {
 		n = r.bytes
 	}
 	if r.buf != nil {

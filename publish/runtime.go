@@ -216,8 +216,9 @@ func (rt *Runtime) unpin() {
 	}
 }
 
-// drains is how often an admission drains before it is refused.
-const drains = 4
+// drains is how often an admission drains, beside another drain, before it is
+// refused.
+const drains = 128
 
 // admit reserves a retirement slot, after one look at what completed if none is
 // left, and pins the runtime.
@@ -227,10 +228,14 @@ func (rt *Runtime) admit(t *retirequeue.Ticket) error {
 	}
 	err := rt.queue.Admit(t)
 	for i := 0; err != nil && i < drains; i++ {
+		// What the watcher is looking at, our own drain does not see.
+		beside := rt.queue.Draining()
 		rt.Drain()
-		if err = rt.queue.Admit(t); err != nil {
-			runtime.Gosched() // the watcher may be releasing what we look for
+		beside = beside || rt.queue.Draining()
+		if err = rt.queue.Admit(t); !beside {
+			break
 		}
+		runtime.Gosched()
 	}
 	if err != nil {
 		rt.unpin()

@@ -61,6 +61,7 @@ type Queue struct {
 	mu    sync.Mutex
 	head  *Ticket // the drainable side, oldest first
 	tail  *Ticket
+	out   int // entries that a drain looks at
 	stats Stats
 }
 
@@ -173,12 +174,14 @@ func (q *Queue) Drain() (released int) {
 		if q.head = t.next; q.head == nil {
 			q.tail = nil
 		}
+		q.out++
 		q.mu.Unlock()
 		done, err := t.owner.Done()
 		if err == nil && done {
 			err = t.owner.Release()
 		}
 		q.mu.Lock()
+		q.out--
 		if err == nil && !done {
 			q.link(t)
 			continue
@@ -198,6 +201,14 @@ func (q *Queue) Drain() (released int) {
 	}
 	q.mu.Unlock()
 	return released
+}
+
+// Draining tells whether a drain looks at an entry right now, so that a slot may
+// be free in a moment.
+func (q *Queue) Draining() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.out > 0
 }
 
 // Stats returns the counters at this instant.

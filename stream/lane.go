@@ -208,7 +208,7 @@ func (l *Lane) run(list *cuapi.List, n int, m *Mark, bytes uintptr) error {
 		switch {
 		case err == nil:
 			m.lane, m.ev = l, ev
-			list.EventRecord(ev, l.h)
+			list.EventRecord(ev.Handle(), l.h)
 			l.unmarked.Store(0)
 		case own:
 			m = nil // the next operation tries again
@@ -221,7 +221,7 @@ func (l *Lane) run(list *cuapi.List, n int, m *Mark, bytes uintptr) error {
 	done, r := l.core.Table.Run(list)
 	if m != nil && done < n { // the record was not reached: its event is as it was
 		l.events.Put(m.ev)
-		m.ev = 0
+		m.ev = nil
 		l.unmarked.Store(markEvery) // the next operation tries again
 	}
 	if done < n && r == cuapi.OutOfMemory && list.ID(done) == cuapi.IDMemAllocFromPoolAsync {
@@ -336,8 +336,8 @@ func (l *Lane) Fence(m *Mark, upto uint64) error {
 	}
 	ev := m.ev
 	m.upto = l.issued.Load() // all of these were enqueued before the record is
-	if r := l.core.Table.EventRecord(ev, l.h); r != cuapi.Success {
-		m.ev = 0 // it may be recorded: never used again
+	if r := l.core.Table.EventRecord(ev.Handle(), l.h); r != cuapi.Success {
+		m.ev = nil // it may be recorded: never used again
 		return &Enqueued{l.core.Fail(cuapi.IDEventRecord, r, "")}
 	}
 	l.mu.Lock()
@@ -368,7 +368,7 @@ func (l *Lane) Behind(upto uint64) (m *Mark, known bool) {
 // Reserve gives m an event ahead of its Fence, so that letting go of an owner
 // needs nothing that may be refused then.
 func (l *Lane) Reserve(m *Mark) (err error) {
-	if m.lane = l; m.ev == 0 {
+	if m.lane = l; m.ev == nil {
 		m.ev, err = l.events.Get()
 	}
 	return err
@@ -378,9 +378,9 @@ func (l *Lane) Reserve(m *Mark) (err error) {
 func (l *Lane) Unreserve(m *Mark) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if m.state.Load() == unset && m.ev != 0 {
+	if m.state.Load() == unset && m.ev != nil {
 		l.events.Put(m.ev)
-		m.ev = 0
+		m.ev = nil
 	}
 }
 

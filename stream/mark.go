@@ -3,6 +3,7 @@ package stream
 import (
 	"sync/atomic"
 
+	"github.com/purecuda/purecuda/event"
 	"github.com/purecuda/purecuda/internal/cuapi"
 	"github.com/purecuda/purecuda/internal/outside"
 )
@@ -12,14 +13,13 @@ import (
 // its lane from the record on.
 type Mark struct {
 	lane  *Lane
-	ev    cuapi.Event
+	ev    *event.Event
 	upto  uint64 // operations of the lane that it is behind
 	solo  bool   // recorded outside the enqueue lock: stands for itself alone
 	next  *Mark
 	state atomic.Uint32 // markState
 
 	// Guarded by lane.mu.
-	refs    int  // queries of ev under way
 	kept    bool // looked for until it is complete or failed
 	waiters int  // parked, and looked for as long
 	wanted  bool // either, and pending: counted by the lane
@@ -142,13 +142,13 @@ func (l *Lane) look(m *Mark) (progress bool) {
 		l.mu.Unlock()
 		return true
 	}
-	m.refs++
 	l.looking++
 	ev := m.ev
+	ev.Borrow() // it is the mark's: nobody put it back
 	l.mu.Unlock()
 
 	list := cuapi.NewList()
-	list.EventQuery(ev)
+	list.EventQuery(ev.Handle())
 	list.Relax()
 	_, r := l.core.Table.Run(list)
 	list.Free()
@@ -158,8 +158,6 @@ func (l *Lane) look(m *Mark) (progress bool) {
 		err = l.core.Fail(cuapi.IDEventQuery, r, "")
 	}
 	l.mu.Lock()
-	m.refs--
-	l.looking--
 	switch {
 	case r == cuapi.Success:
 		l.completeLocked(m)
@@ -168,7 +166,8 @@ func (l *Lane) look(m *Mark) (progress bool) {
 		l.failLocked(m, err)
 		progress = true
 	}
-	l.reuseLocked(m)
+	ev.Return()
+	l.looking-- // from here on a shutdown may destroy the event
 	l.mu.Unlock()
 	return progress
 }
@@ -228,15 +227,9 @@ func (l *Lane) settleLocked(m *Mark, s markState, err error) {
 	if m.wake != nil {
 		close(m.wake)
 	}
-	l.reuseLocked(m)
-}
-
-// reuseLocked puts the event back once it completed and nobody queries it. The
-// event of a failed mark is never used again.
-func (l *Lane) reuseLocked(m *Mark) {
-	if m.refs == 0 && m.ev != 0 && m.state.Load() == complete {
+	if s == complete { // the event of a failed mark is never used again
 		l.events.Put(m.ev)
-		m.ev = 0
+		m.ev = nil
 	}
 }
 
