@@ -5,6 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/purecuda/purecuda/driver"
 	"github.com/purecuda/purecuda/internal/cuapi"
 )
 
@@ -34,6 +35,9 @@ type Sim struct {
 	cfg   Config
 	table *cuapi.Table // every call takes the lock
 	steps *cuapi.Table // the same under a lock already held: the steps of a list
+
+	opening sync.Mutex // of opened, apart from mu: Driver makes calls
+	opened  *driver.Driver
 
 	callbacks callbacks // threads inside a user's function, which may not call the driver
 

@@ -6,6 +6,7 @@ import (
 	"runtime"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/internal/outside"
 	"github.com/purecuda/purecuda/memory"
 )
 
@@ -67,14 +68,14 @@ func (a *adoption) free() {
 	if a.release == nil {
 		return
 	}
-	go func() {
+	outside.Go(func() {
 		defer func() {
 			if recover() != nil {
 				a.rt.panics.Add(1)
 			}
 		}()
 		a.release()
-	}()
+	})
 }
 
 // PublishAsserted publishes an adopted value on the program's word that its last

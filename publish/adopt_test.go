@@ -54,6 +54,41 @@ func TestAdoptedMemory(t *testing.T) {
 	must(t, s.Close())
 }
 
+// What other code enqueued in the stream counts too: adopted memory is released
+// behind it, whatever our own operations are known to have done.
+func TestAdoptedMemoryWaitsForWorkOfOtherCode(t *testing.T) {
+	for _, pending := range []bool{false, true} {
+		r := newRig(t, options{})
+		s := r.session()
+		raw, err := s.Raw()
+		must(t, err)
+		addr, free := r.foreign(4096)
+		released := make(chan struct{}, 1)
+		release := r.hold(s)
+		var p *publish.Publication
+		if pending { // a mark of ours, ahead of the other code's work
+			p, _ = r.publication(s, 64)
+		}
+		if res := r.sim.Table().MemsetD8Async(cuapi.DevicePtr(addr), 1, 4096, cuapi.Stream(raw)); res != cuapi.Success {
+			t.Fatal(res)
+		}
+		v, err := s.Adopt(addr, publish.U8, []int{4096}, func() { released <- struct{}{} })
+		must(t, err)
+		must(t, v.Close())
+		r.rt.Drain()
+		if q := r.rt.Stats().Queue; q.Pending == 0 {
+			t.Errorf("released while other code's work on it is pending: %+v", q)
+		}
+		release()
+		<-released
+		free()
+		if p != nil {
+			must(t, p.Close())
+		}
+		must(t, s.Close())
+	}
+}
+
 func TestAdoptRefuses(t *testing.T) {
 	r := newRig(t, options{})
 	s := r.session()

@@ -1,7 +1,9 @@
 package publish
 
 import (
+	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -95,7 +97,9 @@ func (r *record) abandon() {
 	for _, c := range []*own.Cell{&r.value, &r.pub, &r.transfer} {
 		if c.Err() == nil {
 			r.rt.abandons.Add(1)
+			r.rt.unburied.Add(1)
 			r.rt.left.push(r)
+			r.rt.watch()
 			return
 		}
 	}
@@ -138,6 +142,7 @@ func (r *record) Kept(cause error) {
 		r.buf.Keep()
 	}
 	r.rt.kept.add(r.owned(), cause)
+	r.lane.Unreserve(&r.ended)
 	r.rt.unpin()
 }
 
@@ -252,19 +257,26 @@ func (r *record) closeValue() {
 		r.keep(err)
 		return
 	}
-	m, known := r.lane.Behind(r.used.Load())
+	used := r.used.Load()
+	if r.adopted != nil {
+		used = math.MaxUint64 // other code's work counts too, and nobody counts it
+	}
+	m, known := r.lane.Behind(used)
 	switch {
 	case known:
 		r.releaseNow()
 		return
 	case m == nil:
 		m = &r.ended
-		switch refused, unproven := outcome(r.lane.Fence(m, r.used.Load())); {
-		case unproven != nil:
-			r.keep(unproven)
+		switch err := r.lane.Fence(m, used); {
+		case errors.Is(err, stream.ErrCapturing):
+			r.postpone() // nothing is unproven
 			return
-		case refused != nil && r.rt.core.Lost() == nil:
-			r.postpone() // the stream captures: nothing is unproven
+		case err != nil:
+			if _, unproven := outcome(err); unproven != nil {
+				err = unproven
+			}
+			r.keep(err)
 			return
 		}
 	}
@@ -283,12 +295,16 @@ func (r *record) closeTransfer() {
 	}
 }
 
-// postpone puts a value that can not be fenced now where the next drain tries
-// again.
+// postpone puts a value whose stream captures where the next drain tries again.
+// The watcher is woken for the first time alone, so that its looks grow rare.
 func (r *record) postpone() {
+	first := !r.late
 	r.late = true
-	r.rt.late.Add(1)
+	r.rt.unburied.Add(1)
 	r.rt.left.push(r)
+	if first {
+		r.rt.watch()
+	}
 }
 
 // bury ends an abandoned record as a close would, and tries a postponed one
@@ -296,8 +312,6 @@ func (r *record) postpone() {
 func (r *record) bury() {
 	switch {
 	case r.late:
-		r.late = false
-		r.rt.late.Add(-1)
 		r.closeValue()
 	case r.value.Close():
 		r.closeValue()

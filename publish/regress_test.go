@@ -178,12 +178,10 @@ func TestCloseNeedsNoNewEvent(t *testing.T) {
 	}})
 	s := r.session()
 	release := r.hold(s)
-	var vs []*publish.Value
 	for range 200 {
 		v, err := s.Alloc(publish.U8, 64)
 		must(t, err)
 		must(t, s.Launch(r.inc, kernel.Grid(64), publish.In(v), publish.Out(v), kernel.U32(64)))
-		vs = append(vs, v)
 		bad.Store(true)
 		must(t, v.Close())
 		bad.Store(false)
@@ -245,6 +243,18 @@ func TestCloseWhileCapturing(t *testing.T) {
 	if q := r.rt.Stats().Queue; q.Permanent != 0 || q.Reserved != 1 {
 		t.Errorf("while it captures: %+v", q)
 	}
+	must(t, s.Close())
+	down := make(chan error)
+	go func() { down <- r.rt.Shutdown(r.within()) }()
+	for range 200 { // it waits for the capture's end
+		r.rt.Drain()
+		select {
+		case err := <-down:
+			t.Fatalf("shut down while a value waits: %v", err)
+		default:
+			runtime.Gosched()
+		}
+	}
 	g := new(cuapi.Graph)
 	if res := table.StreamEndCapture(cuapi.Stream(raw), g); res != cuapi.Success {
 		t.Fatal(res)
@@ -252,8 +262,7 @@ func TestCloseWhileCapturing(t *testing.T) {
 	if res := table.GraphDestroy(*g); res != cuapi.Success {
 		t.Fatal(res)
 	}
-	must(t, s.Close())
-	must(t, r.rt.Shutdown(r.within()))
+	must(t, <-down)
 	if q := r.rt.Stats().Queue; q.Permanent != 0 || q.Reserved != 0 {
 		t.Errorf("after it: %+v", q)
 	}

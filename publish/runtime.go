@@ -67,9 +67,9 @@ type Runtime struct {
 	queue   *retirequeue.Queue
 	watcher *watch.Watcher
 
-	kept     *kept // of the context
-	left     list  // records to be ended: abandoned, or postponed
-	late     atomic.Int64
+	kept     *kept        // of the context
+	left     list         // records to be ended: abandoned, or postponed
+	unburied atomic.Int64 // of these, and of those that are being ended
 	burying  atomic.Bool
 	abandons atomic.Int64
 	leaked   atomic.Int64
@@ -168,12 +168,12 @@ func (rt *Runtime) Reserve(count, n int) error {
 
 // WithSession opens a session on a stream of its own, calls f, and closes the
 // session, also when f panics. f may publish: the publications outlive it.
-func (rt *Runtime) WithSession(f func(*Session) error) (err error) {
+func (rt *Runtime) WithSession(f func(*Session) error) error {
 	s, err := rt.OpenSession(nil)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.Close()) }()
+	defer s.Close() // which has no errors
 	return f(s)
 }
 
@@ -244,15 +244,17 @@ func (rt *Runtime) admit(t *retirequeue.Ticket) error {
 }
 
 // Drain releases what was retired and is known to be done, after one look at
-// each stream, and returns how many owners. It never waits. The watcher drains
-// too: programs need not call it.
+// each stream, and returns how many owners were released meanwhile. It never
+// waits. The watcher drains too: programs need not call it.
 func (rt *Runtime) Drain() int {
 	if rt.none() {
 		return 0
 	}
+	before := rt.queue.Stats().Released
 	rt.watcher.Look()
 	rt.bury()
-	return rt.queue.Drain()
+	rt.queue.Drain()
+	return rt.queue.Stats().Released - before
 }
 
 func (rt *Runtime) watch() { rt.watcher.Add((*drain)(rt)) }
@@ -270,21 +272,26 @@ func (rt *Runtime) look() (progress, more bool) {
 		outside.Go(func() {
 			rt.bury()
 			rt.burying.Store(false)
-			rt.watch()
 		})
 	}
 	released := rt.queue.Drain()
-	more = rt.queue.Stats().Pending > 0 || rt.late.Load() > 0 || !rt.left.empty() || rt.burying.Load()
-	if !more {
+	rt.mu.Lock()
+	quiet := rt.quiet // who asks from here on is answered by another look
+	rt.quiet = nil
+	rt.mu.Unlock()
+	// In this order: what is being ended enters the queue before it is uncounted.
+	more = rt.unburied.Load() > 0
+	more = rt.queue.Stats().Pending > 0 || more
+	if more {
 		rt.mu.Lock()
-		quiet := rt.quiet
-		rt.quiet = nil
+		rt.quiet = append(rt.quiet, quiet...)
 		rt.mu.Unlock()
-		for _, ch := range quiet {
-			close(ch)
-		}
+		return released > 0, true
 	}
-	return released > 0, more
+	for _, ch := range quiet {
+		close(ch)
+	}
+	return released > 0, false
 }
 
 // bury ends what became garbage without a close, or could not be fenced.
@@ -293,6 +300,7 @@ func (rt *Runtime) bury() {
 		next := r.next
 		r.next = nil
 		r.bury()
+		rt.unburied.Add(-1)
 		r = next
 	}
 }
@@ -381,10 +389,9 @@ func (l *list) push(r *record) {
 	for {
 		r.next = l.head.Load()
 		if l.head.CompareAndSwap(r.next, r) {
-			break
+			return
 		}
 	}
-	r.rt.watch()
 }
 
 func (l *list) take() *record { return l.head.Swap(nil) }

@@ -325,6 +325,7 @@ func (l *Lane) Fence(m *Mark, upto uint64) error {
 	known := l.retired >= upto
 	l.mu.Unlock()
 	if known {
+		l.Unreserve(m)
 		m.state.Store(complete)
 		return l.core.Lost()
 	}
