@@ -95,10 +95,10 @@ func TestLaneHammer(t *testing.T) {
 	holder.Wait()
 	must(t, l.Synchronize(r.within()))
 	l.Poll()
+	until(t, func() bool { return !stream.WatcherOf(r.core).Running() }) // its looks borrow events
 	if n, s := l.InFlight(), r.events(); n != 0 || s.InUse != 0 || waited.Load() == 0 || fenced.Load() == 0 {
 		t.Errorf("%d in flight, %+v", n, s)
 	}
-	until(t, func() bool { return !stream.WatcherOf(r.core).Running() })
 }
 
 // Many goroutines take, use and drop lanes: each lane has one user at a time.
