@@ -3,6 +3,7 @@ package drivertest
 import (
 	"bytes"
 	"context"
+	"errors"
 	"slices"
 	"sync"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/purecuda/purecuda/internal/cuapi"
 	"github.com/purecuda/purecuda/internal/hold"
 	"github.com/purecuda/purecuda/internal/wire"
+	"github.com/purecuda/purecuda/kernel"
 	"github.com/purecuda/purecuda/pinned"
 	"github.com/purecuda/purecuda/publish"
 )
@@ -24,6 +26,95 @@ var publishCases = []Case{
 	{Name: "PublishTrace", Evidence: law + "consuming a publication makes exactly a copy and a record", run: publishTrace},
 	{Name: "PublishClosePending", Evidence: law + "closing a pending publication does not wait, and it is released after", run: closePending},
 	{Name: "PublishTwoSessions", Evidence: law + "a held session does not hold another", run: twoSessions},
+	{Name: "PublishBesideCapture", Evidence: law + "a runtime at work spoils no capture of other code, and works beside it", Child: true, run: publishBesideCapture},
+	{Name: "PublishLostContext", Evidence: law + "a kernel's fault is told by every handle, releases nothing, and hangs nothing", Child: true, run: publishLost},
+}
+
+// publishBesideCapture goes the whole way, misses of the pools included, while
+// other code captures a stream in global mode.
+func publishBesideCapture(r *rig) {
+	d := newDesk(r, r.ctx)
+	s, mem, g := r.stream(), r.device(64, 0), new(cuapi.Graph)
+	r.ok(r.StreamBeginCapture(s, cuapi.CaptureModeGlobal))
+	r.ok(r.MemsetD8Async(mem, 1, 64, s))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for _, n := range []int{1, 4096, 3 << 20} {
+			session := d.session()
+			pub := d.publish(session, n, 9)
+			if _, err := pub.FrontierReady(); err != nil {
+				d.Error(err)
+			}
+			if err := pub.AwaitFrontier(d.wait); err != nil {
+				d.Error(err)
+			}
+			if err := session.Submit(); err != nil {
+				d.Error(err)
+			}
+			if err := session.Close(); err != nil {
+				d.Error(err)
+			}
+			d.download(pub, d.filled(n, nil), pattern(n, 9))
+		}
+	}()
+	<-done
+	r.want(r.StreamEndCapture(s, g), cuapi.Success, "the end of the capture")
+	r.ok(r.GraphDestroy(*g))
+	d.check(d.Shutdown(d.wait))
+}
+
+// publishLost has a kernel fault behind publications, and ends everything.
+func publishLost(r *rig) {
+	r.gone = true
+	mod, err := kernel.Load(r.ctx, []byte(PTX))
+	d := newDesk(r, r.ctx)
+	d.check(err)
+	wild, err := mod.Function("wild")
+	d.check(err)
+	s := d.session()
+	fine := d.publish(s, 4096, 1)
+	d.check(fine.AwaitFrontier(d.wait))
+	buf := d.filled(4096, nil)
+	d.holdSession(s)
+	d.check(s.Launch(wild, kernel.Config{Blocks: [3]uint32{1, 1, 1}, Threads: [3]uint32{1, 1, 1}}))
+	behind := d.publish(s, 4096, 2)
+	r.release()
+
+	lost := func(what string, err error) {
+		r.Helper()
+		if !errors.Is(err, driver.ErrIllegalAddress) {
+			r.Errorf("%s: %v", what, err)
+		}
+	}
+	lost("await", behind.AwaitFrontier(d.wait))
+	<-d.Lost()
+	lost("the runtime", d.Runtime.Err())
+	for what, p := range map[string]*publish.Publication{"behind": behind, "complete": fine} {
+		ready, err := p.FrontierReady()
+		if ready {
+			r.Errorf("%s: ready on a lost context", what)
+		}
+		lost(what, err)
+		lost(what, p.AwaitFrontier(d.wait))
+		_, err = p.DownloadInto(buf)
+		lost(what, err)
+		var rejected *publish.RejectedError
+		if !errors.As(err, &rejected) || buf.Err() != nil {
+			r.Errorf("%s: the owners did not come back: %v", what, err)
+		}
+		d.check(p.Close())
+	}
+	_, err = publish.New(r.ctx, publish.Config{})
+	lost("a new runtime", err)
+	d.check(buf.Close())
+	d.check(s.Close())
+	lost("the runtime's end", d.Shutdown(d.wait))
+	if q := d.Runtime.Stats().Queue; q.Permanent < 2 || q.Pending != 0 || q.Reserved != 0 {
+		r.Errorf("%+v", q)
+	}
+	lost("the context's end", r.ctx.Shutdown(d.wait))
+	r.ended = true
 }
 
 // A desk is a runtime with what its cases do over and over.

@@ -29,6 +29,7 @@ type rig struct {
 	witness cuapi.Event // recorded and complete: its query returns in every situation
 	stuck   int         // callers that must be blocked now
 	gone    bool        // the context is lost: nothing can be freed
+	ended   bool        // and was shut down by the case
 	holds   []func()
 	frees   []func() cuapi.Result
 }
@@ -68,7 +69,7 @@ func (r *rig) end(misuse bool) {
 	r.CtxSetCurrent(0)
 	ctx, cancel := context.WithTimeout(context.Background(), deadline)
 	defer cancel()
-	if err := r.ctx.Shutdown(ctx); err != nil {
+	if err := r.ctx.Shutdown(ctx); err != nil && !r.ended {
 		r.Errorf("Shutdown: %v", err)
 	}
 	if r.target.Done != nil {
