@@ -31,7 +31,7 @@ var layers = []layer{
 	{"kernel", "driver stream internal/cuapi internal/own internal/wire"},
 	{"publish", "driver event stream memory pinned kernel retirequeue internal/cuapi internal/outside internal/own internal/watch internal/wire"},
 	{"cudasim", "driver internal/cuapi internal/wire"},
-	{"driver/drivertest", "driver pinned publish internal/cuapi internal/hold internal/wire"},
+	{"driver/drivertest", "driver kernel pinned publish internal/cuapi internal/hold internal/wire"},
 }
 
 // free are programs and tests, which may import anything.
