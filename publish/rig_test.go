@@ -5,37 +5,76 @@ import (
 	"context"
 	"math/rand/v2"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/purecuda/purecuda/cudasim"
 	"github.com/purecuda/purecuda/driver"
+	"github.com/purecuda/purecuda/internal/child"
 	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/internal/hold"
 	"github.com/purecuda/purecuda/internal/wire"
 	"github.com/purecuda/purecuda/kernel"
 	"github.com/purecuda/purecuda/pinned"
 	"github.com/purecuda/purecuda/publish"
 )
 
-// A rig is a runtime on the simulator. At the test's end everything must have
-// been released and no rule of the driver broken, unless the test says so.
+// A rig is a runtime on a machine. At the test's end everything must have been
+// released and no rule of the driver broken, unless the test says so.
 type rig struct {
 	t    testing.TB
-	sim  *cudasim.Sim
+	sim  *cudasim.Sim // nil on a GPU
 	drv  *driver.Driver
 	ctx  *driver.Context
 	rt   *publish.Runtime
 	inc  *kernel.Function // adds 1 to each byte: inc(in, out, n)
 	bad  *kernel.Function // faults
 	keep bool             // something is retained for good
+
+	rec *recorder // with options.trace
 }
 
+// testPTX is the device code. The simulator takes the names of its entries, and
+// Go functions for what they do.
 const testPTX = `
 .version 7.0
 .target sm_70
 .address_size 64
-.visible .entry inc(.param .u64 src, .param .u64 dst, .param .u32 n) { ret; }
-.visible .entry bad(.param .u64 dst) { ret; }
+.visible .entry inc(.param .u64 src, .param .u64 dst, .param .u32 n)
+{
+	.reg .pred %p;
+	.reg .u32 %i, %b, %t, %n, %v;
+	.reg .u64 %s, %d, %o;
+	mov.u32 %b, %ctaid.x;
+	mov.u32 %t, %ntid.x;
+	mov.u32 %i, %tid.x;
+	mad.lo.u32 %i, %b, %t, %i;
+	ld.param.u32 %n, [n];
+	setp.ge.u32 %p, %i, %n;
+	@%p bra END;
+	cvt.u64.u32 %o, %i;
+	ld.param.u64 %s, [src];
+	cvta.to.global.u64 %s, %s;
+	add.u64 %s, %s, %o;
+	ld.param.u64 %d, [dst];
+	cvta.to.global.u64 %d, %d;
+	add.u64 %d, %d, %o;
+	ld.global.u8 %v, [%s];
+	add.u32 %v, %v, 1;
+	st.global.u8 [%d], %v;
+END:
+	ret;
+}
+.visible .entry bad(.param .u64 dst)
+{
+	.reg .u32 %v;
+	.reg .u64 %a;
+	mov.u32 %v, 1;
+	mov.u64 %a, 16;
+	st.global.u32 [%a], %v;
+	ret;
+}
 `
 
 type options struct {
@@ -43,11 +82,35 @@ type options struct {
 	cfg    publish.Config
 	around func(c cuapi.Call, next func() cuapi.Result) cuapi.Result
 	seen   func(*cuapi.Table) // the simulator's own table
+	trace  bool               // record what trace asks for
+	alone  bool               // on a GPU, in a process of its own: the test loses a context
 }
 
-func newRig(t testing.TB, o options) *rig {
-	t.Helper()
-	r := &rig{t: t, sim: cudasim.New(o.sim)}
+// A machine is where the driver of a rig comes from.
+type machine struct {
+	name string
+	open func(r *rig, o options) *cuapi.Table
+}
+
+// machines are the simulator and, with the build tag gpu, the GPU.
+var machines = []machine{{"sim", openSim}}
+
+// onEach runs a test on each machine: what holds on the simulator must hold on
+// hardware. The test is named r.t.
+func onEach(t *testing.T, o options, test func(r *rig)) {
+	for _, m := range machines {
+		t.Run(m.name, func(t *testing.T) {
+			if o.alone && m.name == "gpu" && !child.Is() {
+				child.Run(t)
+				return
+			}
+			test(newRigOn(t, m, o))
+		})
+	}
+}
+
+func openSim(r *rig, o options) *cuapi.Table {
+	r.sim = cudasim.New(o.sim)
 	r.sim.Kernel("inc", func(l *cudasim.Launch) {
 		src, dst := l.Bytes(0), l.Bytes(1)
 		for i := range int(l.U32(2)) {
@@ -57,15 +120,31 @@ func newRig(t testing.TB, o options) *rig {
 	r.sim.Kernel("bad", func(l *cudasim.Launch) { l.Fault(int(cuapi.IllegalAddress)) })
 	table := r.sim.Table()
 	if res := table.Init(0); res != cuapi.Success {
-		t.Fatal(res)
+		r.t.Fatal(res)
 	}
+	return table
+}
+
+// newRig makes a rig on the simulator.
+func newRig(t testing.TB, o options) *rig {
+	t.Helper()
+	return newRigOn(t, machines[0], o)
+}
+
+func newRigOn(t testing.TB, m machine, o options) *rig {
+	t.Helper()
+	r := &rig{t: t, rec: &recorder{}}
+	table := m.open(r, o)
 	if o.seen != nil {
 		o.seen(table)
 	}
 	if o.around != nil {
 		table = cuapi.Intercept(table, o.around)
 	}
-	d, err := wire.NewDriver(table, "simulator")
+	if o.trace {
+		table = cuapi.Intercept(table, r.rec.note)
+	}
+	d, err := wire.NewDriver(table, m.name)
 	must(t, err)
 	r.drv = d.(*driver.Driver)
 	dev, err := r.drv.Device(0)
@@ -84,14 +163,45 @@ func newRig(t testing.TB, o options) *rig {
 	return r
 }
 
+// A recorder keeps the driver calls that are made while it is on.
+type recorder struct {
+	mu    sync.Mutex
+	on    bool
+	calls []cuapi.Call
+}
+
+func (r *recorder) note(c cuapi.Call, next func() cuapi.Result) cuapi.Result {
+	r.mu.Lock()
+	if r.on {
+		r.calls = append(r.calls, c)
+	}
+	r.mu.Unlock()
+	return next()
+}
+
+// trace returns the driver calls that f makes: the watcher must be quiet, see
+// settle, or the caller looks over its queries.
+func (r *rig) trace(f func()) []cuapi.Call {
+	r.rec.mu.Lock()
+	r.rec.on, r.rec.calls = true, nil
+	r.rec.mu.Unlock()
+	f()
+	r.rec.mu.Lock()
+	defer r.rec.mu.Unlock()
+	r.rec.on = false
+	return r.rec.calls
+}
+
 func (r *rig) end() {
 	t := r.t
 	if t.Failed() {
 		return
 	}
-	r.sim.ReleaseAll()
-	for _, v := range r.sim.Violations() {
-		t.Errorf("violation: %v", v)
+	if r.sim != nil {
+		r.sim.ReleaseAll()
+		for _, v := range r.sim.Violations() {
+			t.Errorf("violation: %v", v)
+		}
 	}
 	if r.keep {
 		return
@@ -102,7 +212,9 @@ func (r *rig) end() {
 		t.Errorf("the queue kept something: %+v", s.Queue)
 	}
 	must(t, r.ctx.Shutdown(r.within()))
-	must(t, r.sim.Close())
+	if r.sim != nil {
+		must(t, r.sim.Close())
+	}
 }
 
 // within bounds a wait that must end: reaching the bound fails the test.
@@ -132,6 +244,12 @@ func (r *rig) hold(s *publish.Session) (release func()) {
 	r.t.Helper()
 	raw, err := s.Raw()
 	must(r.t, err)
+	if r.sim == nil {
+		release, err := hold.Stream(r.ctx, raw)
+		must(r.t, err)
+		r.t.Cleanup(release) // also where the test fails
+		return release
+	}
 	r.sim.Hold(raw)
 	return func() { r.sim.Release(raw) }
 }

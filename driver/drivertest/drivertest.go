@@ -11,16 +11,11 @@
 package drivertest
 
 import (
-	"bytes"
-	"context"
-	"os"
-	"os/exec"
 	"slices"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/purecuda/purecuda/driver"
+	"github.com/purecuda/purecuda/internal/child"
 )
 
 // A Target is a driver to be tested, with at least one device.
@@ -64,41 +59,15 @@ func Cases() []Case {
 // covered.
 const onHardware = "evidence: 2026-12-01-h200.md"
 
-const (
-	childEnv      = "PURECUDA_DRIVERTEST_CHILD"
-	childDeadline = 2 * time.Minute
-)
-
 // Run runs every case as a subtest, each on a target of its own.
 func Run(t *testing.T, open func(t *testing.T) Target) {
 	for _, c := range Cases() {
 		t.Run(c.Name, func(t *testing.T) {
-			if c.Child && os.Getenv(childEnv) == "" {
-				inChild(t, c.Env)
+			if c.Child && !child.Is() {
+				child.Run(t, c.Env...)
 				return
 			}
 			c.run(newRig(t, open(t), c.Misuse))
 		})
 	}
-}
-
-// inChild runs this test again in a process of its own, alone.
-func inChild(t *testing.T, env []string) {
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), childDeadline)
-	defer cancel()
-	pattern := "^" + strings.ReplaceAll(t.Name(), "/", "$/^") + "$"
-	cmd := exec.CommandContext(ctx, exe, "-test.run="+pattern, "-test.v", "-test.count=1")
-	cmd.Env = append(append(os.Environ(), childEnv+"=1"), env...)
-	out, err := cmd.CombinedOutput()
-	switch {
-	case err != nil:
-		t.Fatalf("in a process of its own: %v\n%s", err, out)
-	case !bytes.Contains(out, []byte("--- PASS: "+t.Name()+" ")):
-		t.Fatalf("the process of its own did not run the case\n%s", out)
-	}
-	t.Logf("in a process of its own:\n%s", out)
 }

@@ -18,6 +18,7 @@ var layers = []layer{
 	{"internal/gen", ""},
 	{"internal/own", ""},
 	{"internal/outside", ""},
+	{"internal/child", ""},
 	{"internal/watch", "internal/outside"},
 	{"retirequeue", ""},
 	{"internal/cuload", "internal/cuapi"},
@@ -31,7 +32,7 @@ var layers = []layer{
 	{"kernel", "driver stream internal/cuapi internal/own internal/wire"},
 	{"publish", "driver event stream memory pinned kernel retirequeue internal/cuapi internal/outside internal/own internal/watch internal/wire"},
 	{"cudasim", "driver internal/cuapi internal/wire"},
-	{"driver/drivertest", "driver kernel pinned publish internal/cuapi internal/hold internal/wire"},
+	{"driver/drivertest", "driver kernel pinned publish internal/child internal/cuapi internal/hold internal/wire"},
 }
 
 // free are programs and tests, which may import anything.
