@@ -41,8 +41,8 @@ func (s *Sim) hostPlace(p cuapi.HostPtr, n uintptr) (place, cuapi.Result) {
 }
 
 // copy enqueues a copy between two places.
-func (s *Sim) copy(hs cuapi.Stream, dst, src func() (place, cuapi.Result), n uintptr) cuapi.Result {
-	st, r := s.room(hs)
+func (s *Sim) copy(hs cuapi.Stream, kind queueKind, dst, src func() (place, cuapi.Result), n uintptr) cuapi.Result {
+	st, r := s.room(hs, kind)
 	if r != cuapi.Success || n == 0 { // a copy of 0 bytes does nothing (measured)
 		return r
 	}
@@ -54,7 +54,7 @@ func (s *Sim) copy(hs cuapi.Stream, dst, src func() (place, cuapi.Result), n uin
 	if r != cuapi.Success {
 		return r
 	}
-	return s.enqueue(st, op{counted: true, uses: uses(d.b, f.b), run: func() cuapi.Result {
+	return s.enqueue(st, op{fills: kind, uses: uses(d.b, f.b), run: func() cuapi.Result {
 		s.clock += uint64(n) / 50 // some 50 GB/s
 		copy(d.bytes(n), f.bytes(n))
 		return cuapi.Success
@@ -74,19 +74,19 @@ func uses(blocks ...*block) []*block {
 }
 
 func (s *Sim) memcpyHtoDAsync(dst cuapi.DevicePtr, src cuapi.HostPtr, n uintptr, hs cuapi.Stream) cuapi.Result {
-	return s.copy(hs,
+	return s.copy(hs, work,
 		func() (place, cuapi.Result) { return s.devicePlace(dst, n) },
 		func() (place, cuapi.Result) { return s.hostPlace(src, n) }, n)
 }
 
 func (s *Sim) memcpyDtoHAsync(dst cuapi.HostPtr, src cuapi.DevicePtr, n uintptr, hs cuapi.Stream) cuapi.Result {
-	return s.copy(hs,
+	return s.copy(hs, downloads,
 		func() (place, cuapi.Result) { return s.hostPlace(dst, n) },
 		func() (place, cuapi.Result) { return s.devicePlace(src, n) }, n)
 }
 
 func (s *Sim) memcpyAsync(dst, src cuapi.DevicePtr, n uintptr, hs cuapi.Stream) cuapi.Result {
-	return s.copy(hs,
+	return s.copy(hs, work,
 		func() (place, cuapi.Result) { return s.devicePlace(dst, n) },
 		func() (place, cuapi.Result) { return s.devicePlace(src, n) }, n)
 }
@@ -105,7 +105,7 @@ func (s *Sim) memcpyPeerAsync(dst cuapi.DevicePtr, dc cuapi.Context, src cuapi.D
 }
 
 func (s *Sim) memsetD8Async(dst cuapi.DevicePtr, v uint8, n uintptr, hs cuapi.Stream) cuapi.Result {
-	st, r := s.room(hs)
+	st, r := s.room(hs, work)
 	if r != cuapi.Success || n == 0 {
 		return r
 	}
@@ -113,7 +113,7 @@ func (s *Sim) memsetD8Async(dst cuapi.DevicePtr, v uint8, n uintptr, hs cuapi.St
 	if r != cuapi.Success {
 		return r
 	}
-	return s.enqueue(st, op{counted: true, uses: uses(d.b), run: func() cuapi.Result {
+	return s.enqueue(st, op{fills: work, uses: uses(d.b), run: func() cuapi.Result {
 		fill(d.bytes(n), v)
 		return cuapi.Success
 	}})
@@ -182,7 +182,7 @@ func (s *Sim) HostFunc(f func()) uintptr {
 }
 
 func (s *Sim) launchHostFunc(hs cuapi.Stream, fn, _ uintptr) cuapi.Result {
-	st, r := s.room(hs)
+	st, r := s.room(hs, work)
 	if r != cuapi.Success {
 		return r
 	}
@@ -191,7 +191,7 @@ func (s *Sim) launchHostFunc(hs cuapi.Stream, fn, _ uintptr) cuapi.Result {
 		s.violate(NoFunction, fmt.Sprintf("host function %#x was not registered by HostFunc", fn), nil)
 		return cuapi.InvalidValue
 	}
-	return s.enqueue(st, op{counted: true, shows: true, callout: true, run: func() cuapi.Result {
+	return s.enqueue(st, op{fills: work, shows: true, callout: true, run: func() cuapi.Result {
 		if text := s.outside(f); text != "" {
 			s.violate(Panicked, text, nil)
 		}

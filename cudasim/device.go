@@ -13,10 +13,12 @@ type device struct {
 	ordinal  cuapi.Device
 	primary  *context // nil: not active
 	retained int
-	fault    cuapi.Result // of the primary context, for the life of the process
-	live     uint64       // bytes in allocations
-	streams  int          // streams made so far
-	pool     *pool        // the default pool, made when asked for
+	fault    cuapi.Result    // of the primary context, for the life of the process
+	live     uint64          // bytes in allocations
+	streams  int             // streams made so far
+	queues   int             // hardware queues
+	filled   [numKinds][]int // operations pending in each
+	pool     *pool           // the default pool, made when asked for
 }
 
 // A context is the primary context of a device, from its first retain to its

@@ -1,5 +1,38 @@
 package cudasim
 
+// A queueKind is a kind of hardware queue that an operation fills while it is
+// pending.
+type queueKind uint8
+
+const (
+	nothing   queueKind = iota // records, waits, pool allocations: they fill none
+	work                       // kernels, fills, host functions, uploads
+	downloads                  // half as many queues
+	numKinds
+)
+
+// queueDepth is how many operations a hardware queue takes before the next
+// enqueue blocks, in whichever of its streams (docs/driver-facts: "A full stream
+// blocks").
+const queueDepth = 1021
+
+// queue returns how many operations are pending in the hardware queue of that
+// kind that the stream shares with others, in order of their creation, or nil.
+func (st *stream) queue(kind queueKind) *int {
+	if kind == nothing {
+		return nil
+	}
+	queues := st.ctx.dev.queues
+	if kind == downloads {
+		queues = max(1, queues/2)
+	}
+	at := &st.ctx.dev.filled[kind]
+	if *at == nil {
+		*at = make([]int, queues)
+	}
+	return &(*at)[st.index%queues]
+}
+
 // A model of the hardware queues that the streams of a device share. Measured
 // with 8 queues and 16 streams beside the held ones (docs/driver-facts: "Held
 // streams hold others"): with 5 held all 16 ran, with 6 held 12 of them, with

@@ -356,7 +356,7 @@ func (s *Sim) launchKernel(h cuapi.Function, gx, gy, gz, bx, by, bz, shared uint
 	if r != cuapi.Success {
 		return r
 	}
-	st, r := s.room(hs)
+	st, r := s.room(hs, work)
 	switch {
 	case r != cuapi.Success:
 		return r
@@ -374,7 +374,7 @@ func (s *Sim) launchKernel(h cuapi.Function, gx, gy, gz, bx, by, bz, shared uint
 		return cuapi.NotSupported
 	}
 	l := &Launch{Grid: [3]uint32{gx, gy, gz}, Block: [3]uint32{bx, by, bz}, Shared: shared, s: s, ctx: st.ctx, name: f.name}
-	o := op{counted: true, uses: []*block{f.module.code}, run: func() cuapi.Result { return s.play(run, l) }}
+	o := op{fills: work, uses: []*block{f.module.code}, run: func() cuapi.Result { return s.play(run, l) }}
 	for i, p := range f.params {
 		arg := append([]byte(nil), hostBytes(*index(params, i), p.size)...)
 		l.args = append(l.args, arg)

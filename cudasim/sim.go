@@ -24,10 +24,6 @@ type Config struct {
 	NoBlock bool
 }
 
-// streamDepth is how many counted operations a stream takes before the next
-// enqueue blocks (docs/driver-facts: "A full stream blocks").
-const streamDepth = 1021
-
 // A Sim is one simulated driver, with its devices. It is safe for concurrent
 // use. Sims share nothing: handles and addresses of one mean nothing to
 // another.
@@ -113,7 +109,7 @@ func New(cfg Config) *Sim {
 	s.moved.L = &s.mu
 	s.mem.next = deviceBase
 	for i := range cfg.Devices {
-		s.devices = append(s.devices, &device{ordinal: cuapi.Device(i)})
+		s.devices = append(s.devices, &device{ordinal: cuapi.Device(i), queues: cfg.HardwareQueues})
 	}
 	raw := s.raw()
 	for _, e := range cuapi.Entries {

@@ -26,7 +26,6 @@ type stream struct {
 
 	q       []op
 	head    int
-	counted int  // pending operations that fill the stream
 	busy    bool // its first operation runs with the lock released
 	capture *capture
 	made    stack
@@ -40,11 +39,11 @@ type op struct {
 	ready   func() bool         // nil: always
 	run     func() cuapi.Result // nil: nothing to do; other than Success: the context is lost
 	uses    []*block
-	counted bool  // fills the stream
-	holds   bool  // occupies a hardware queue while it is not ready
-	callout bool  // runs with the lock released
-	shows   bool  // the host may learn of it by other means than a driver call
-	before  clock // for those that show
+	fills   queueKind // of the device that it fills
+	holds   bool      // occupies a hardware queue while it is not ready
+	callout bool      // runs with the lock released
+	shows   bool      // the host may learn of it by other means than a driver call
+	before  clock     // for those that show
 	rec     *record
 	gate    *bool // of Hold; other operations that hold wait on a memory value
 	stack   stack
@@ -56,8 +55,8 @@ func (st *stream) first() *op { return &st.q[st.head] }
 
 func (st *stream) pop() {
 	o := st.first()
-	if o.counted {
-		st.counted--
+	if q := st.queue(o.fills); q != nil {
+		*q--
 	}
 	*o = op{}
 	st.head++
@@ -97,14 +96,19 @@ func (s *Sim) legacyStream() (*stream, cuapi.Result) {
 	return ctx.legacy, cuapi.Success
 }
 
-// room returns the stream when it takes one more counted operation, and
-// blocks until it does (docs/driver-facts: "A full stream blocks").
-func (s *Sim) room(h cuapi.Stream) (*stream, cuapi.Result) {
+// room returns the stream when its hardware queue takes one more operation of
+// that kind, and blocks until it does (docs/driver-facts: "A full stream
+// blocks").
+func (s *Sim) room(h cuapi.Stream, kind queueKind) (*stream, cuapi.Result) {
 	st, r := s.stream(h)
-	if r != cuapi.Success || st.counted < streamDepth {
+	if r != cuapi.Success {
 		return st, r
 	}
-	if r := s.wait(&s.full, func() bool { return st.counted < streamDepth }); r != cuapi.Success {
+	q := st.queue(kind)
+	if *q < queueDepth {
+		return st, r
+	}
+	if r := s.wait(&s.full, func() bool { return *q < queueDepth }); r != cuapi.Success {
 		return nil, r
 	}
 	return s.stream(h)
@@ -138,8 +142,8 @@ func (s *Sim) enqueue(st *stream, o op) cuapi.Result {
 		return cuapi.Success
 	}
 	o.stack = callers()
-	if o.counted {
-		st.counted++
+	if q := st.queue(o.fills); q != nil {
+		*q++
 	}
 	if st.pending() == 0 {
 		s.active = append(s.active, st)

@@ -31,8 +31,10 @@ var (
 	ErrLength = errors.New("wrong length")
 	// ErrSessionHeld: the stream is held by another session.
 	ErrSessionHeld = stream.ErrHeld
-	// ErrStreamFull: as many operations are in flight as the stream may hold.
+	// ErrStreamFull: the stream has its share of what may be in flight.
 	ErrStreamFull = stream.ErrFull
+	// ErrContextFull: all that may be in flight in the context is.
+	ErrContextFull = stream.ErrContextFull
 	// ErrCapturing: the stream captures a graph.
 	ErrCapturing = stream.ErrCapturing
 	// ErrQueueFull: no retirement slot is left.

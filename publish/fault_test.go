@@ -356,7 +356,7 @@ func TestAFullStreamIsRefusedAndRecovers(t *testing.T) {
 		}
 	}
 	var rejected *publish.RejectedError
-	if !errors.Is(err, publish.ErrStreamFull) || !errors.As(err, &rejected) || n > stream.Credits {
+	if !errors.Is(err, publish.ErrStreamFull) || !errors.As(err, &rejected) || n > stream.Credits || n < stream.Credits-1 {
 		t.Fatalf("after %d launches: %v", n, err)
 	}
 	release()

@@ -230,7 +230,9 @@ func TestClosedValuesShareAFence(t *testing.T) {
 func TestCloseWhileCapturing(t *testing.T) {
 	r := newRig(t, options{})
 	s := r.session()
-	v, err := s.Alloc(publish.U8, 64)
+	addr, free := r.foreign(64)
+	freed := make(chan struct{})
+	v, err := s.Adopt(addr, publish.U8, []int{64}, func() { free(); close(freed) }) // of which no mark of ours tells enough
 	must(t, err)
 	raw, err := s.Raw()
 	must(t, err)
@@ -263,6 +265,7 @@ func TestCloseWhileCapturing(t *testing.T) {
 		t.Fatal(res)
 	}
 	must(t, <-down)
+	<-freed
 	if q := r.rt.Stats().Queue; q.Permanent != 0 || q.Reserved != 0 {
 		t.Errorf("after it: %+v", q)
 	}

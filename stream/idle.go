@@ -49,6 +49,7 @@ func Take(core *wire.Context) (*Lane, error) {
 		done := l.settled()
 		switch {
 		case done && l.adopted: // kept so far for its marks alone
+			l.flow.drop(l)
 		case done:
 			l.Retain()
 			return l, nil
@@ -89,7 +90,6 @@ func (p *idle) adopt(h cuapi.Stream) *Lane {
 	default:
 		return nil
 	}
-	l.foreign.Store(true)
 	return l
 }
 
@@ -125,7 +125,7 @@ func (l *Lane) settled() bool {
 	if l.Failed() != nil && !l.adopted || l.core.Lost() != nil {
 		return false
 	}
-	if l.foreign.Load() && l.capturing() != nil {
+	if l.foreign.Load() && !l.adopted && l.capturing() != nil { // an adopted one may be destroyed by now
 		return false
 	}
 	l.Poll()

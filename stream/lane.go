@@ -15,9 +15,6 @@ import (
 )
 
 var (
-	// ErrFull is in the error of an enqueue that would pass the bound of
-	// operations in flight: nothing was enqueued.
-	ErrFull = errors.New("stream is full")
 	// ErrCapturing is in the error of an enqueue on a stream that captures:
 	// nothing was enqueued.
 	ErrCapturing = errors.New("stream captures a graph")
@@ -26,11 +23,6 @@ var (
 
 	errUnset = errors.New("event was never recorded")
 )
-
-// Credits bounds the operations in flight in one lane. The driver blocks at
-// about 1,021 pending copies, launches, memsets and host functions
-// (docs/driver-facts.md, "A full stream blocks").
-const Credits = 512
 
 // markEvery is how many operations without a fence go by before a lane records
 // a mark of its own, so that credits return.
@@ -44,6 +36,7 @@ type Lane struct {
 	h       cuapi.Stream
 	events  *event.Pool
 	watcher *watch.Watcher
+	flow    *Flow
 
 	held     atomic.Bool // a session captured it
 	foreign  atomic.Bool // other code knows the handle: it may capture
@@ -79,8 +72,9 @@ func (e *Enqueued) Error() string { return e.Err.Error() }
 func (e *Enqueued) Unwrap() error { return e.Err }
 
 func newLane(core *wire.Context, h cuapi.Stream) *Lane {
-	l := &Lane{core: core, h: h, events: event.PoolOf(core), watcher: WatcherOf(core)}
+	l := &Lane{core: core, h: h, events: event.PoolOf(core), watcher: WatcherOf(core), flow: FlowOf(core)}
 	l.Retain()
+	l.flow.add(l)
 	return l
 }
 
@@ -116,9 +110,12 @@ func (l *Lane) Drop() {
 	}
 }
 
-// Expose returns the driver's stream for other code, which may capture it.
+// Expose returns the driver's stream for other code, which may capture it: from
+// then on it is not queried, and each operation has a mark.
 func (l *Lane) Expose() uintptr {
-	l.foreign.Store(true)
+	if l.foreign.CompareAndSwap(false, true) && l.unmarked.Load() > 0 {
+		l.Record(new(Mark)) // for what has none; a failure fails the lane
+	}
 	return uintptr(l.h)
 }
 
@@ -200,7 +197,7 @@ func (l *Lane) run(list *cuapi.List, n int, m *Mark, bytes uintptr) error {
 		return err
 	}
 	own := m == nil // a mark of the lane's own, if one is due
-	if own && l.unmarked.Add(int64(n)) >= markEvery {
+	if own && (l.unmarked.Add(int64(n)) >= markEvery || l.foreign.Load()) && n > 0 {
 		m = new(Mark)
 	}
 	if m != nil {
@@ -213,7 +210,7 @@ func (l *Lane) run(list *cuapi.List, n int, m *Mark, bytes uintptr) error {
 		case own:
 			m = nil // the next operation tries again
 		default:
-			l.credits.Add(-int64(n))
+			l.give(int64(n))
 			return err
 		}
 	}
@@ -226,7 +223,7 @@ func (l *Lane) run(list *cuapi.List, n int, m *Mark, bytes uintptr) error {
 	}
 	if done < n && r == cuapi.OutOfMemory && list.ID(done) == cuapi.IDMemAllocFromPoolAsync {
 		n = 0 // no memory, and nothing enqueued: the credit comes back
-		l.credits.Add(-1)
+		l.give(1)
 	}
 	// What failed may have been enqueued all the same: it counts.
 	issued := l.issued.Add(uint64(n))
@@ -273,36 +270,15 @@ func (l *Lane) admit(n int) error {
 			return err
 		}
 	}
-	if n == 0 || l.take(n) {
+	if n == 0 || l.take(int64(n)) == nil {
 		return nil
 	}
-	l.Poll() // one look at what completed
-	if l.take(n) {
+	l.sweep(true) // one look at what completed, here and then elsewhere
+	if l.take(int64(n)) == nil {
 		return nil
 	}
-	// Where no mark is pending none would ever return the credits: those of
-	// operations that failed, or whose mark did.
-	l.mu.Lock()
-	bare := l.head == nil
-	l.mu.Unlock()
-	if bare && l.Record(new(Mark)) == nil {
-		if l.Poll(); l.take(n) {
-			return nil
-		}
-	}
-	return fmt.Errorf("%w: %d operations are in flight, the bound is %d: wait for some, with Synchronize for all", ErrFull, l.credits.Load(), Credits)
-}
-
-func (l *Lane) take(n int) bool {
-	for {
-		used := l.credits.Load()
-		if used+int64(n) > Credits {
-			return false
-		}
-		if l.credits.CompareAndSwap(used, used+int64(n)) {
-			return true
-		}
-	}
+	l.flow.Poll()
+	return l.take(int64(n))
 }
 
 func (l *Lane) capturing() error {
@@ -472,12 +448,18 @@ func (l *Lane) Submit() error {
 	if err := l.admit(0); err != nil {
 		return err
 	}
+	if r := l.query(); r != cuapi.Success && r != cuapi.NotReady {
+		return l.core.Fail(cuapi.IDStreamQuery, r, "")
+	}
+	return nil
+}
+
+// query asks whether the stream is done (cuStreamQuery). It never waits.
+func (l *Lane) query() cuapi.Result {
 	list := cuapi.NewList()
 	defer list.Free()
 	list.StreamQuery(l.h)
 	list.Relax()
-	if _, r := l.core.Table.Run(list); r != cuapi.Success && r != cuapi.NotReady {
-		return l.core.Fail(cuapi.IDStreamQuery, r, "")
-	}
-	return nil
+	_, r := l.core.Table.Run(list)
+	return r
 }

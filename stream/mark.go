@@ -181,6 +181,7 @@ func (l *Lane) completeLocked(m *Mark) {
 	if m.solo {
 		l.unlinkLocked(m)
 		l.settleLocked(m, complete, nil)
+		l.retireLocked(m.upto)
 		return
 	}
 	for {
@@ -195,10 +196,7 @@ func (l *Lane) completeLocked(m *Mark) {
 			break
 		}
 	}
-	if done := m.upto; done > l.retired {
-		l.credits.Add(-int64(done - l.retired))
-		l.retired = done
-	}
+	l.retireLocked(m.upto)
 }
 
 func (l *Lane) failLocked(m *Mark, err error) {

@@ -89,6 +89,7 @@ func adopt(core *wire.Context, h cuapi.Stream) (*Lane, error) {
 	if l == nil {
 		return nil, fmt.Errorf("stream: %#x is purecuda's own, and was closed: %w", h, driver.ErrClosed)
 	}
+	l.Expose()
 	return l, nil
 }
 

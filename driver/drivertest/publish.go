@@ -26,6 +26,7 @@ var publishCases = []Case{
 	{Name: "PublishTrace", Evidence: law + "consuming a publication makes exactly a copy and a record", run: publishTrace},
 	{Name: "PublishClosePending", Evidence: law + "closing a pending publication does not wait, and it is released after", run: closePending},
 	{Name: "PublishTwoSessions", Evidence: law + "a held session does not hold another", run: twoSessions},
+	{Name: "PublishFullContext", Evidence: law + "streams that are filled through the library block nothing, however many", Child: true, run: fullContext},
 	{Name: "PublishBesideCapture", Evidence: law + "a runtime at work spoils no capture of other code, and works beside it", Child: true, run: publishBesideCapture},
 	{Name: "PublishLostContext", Evidence: law + "a kernel's fault is told by every handle, releases nothing, and hangs nothing", Child: true, run: publishLost},
 }
@@ -339,5 +340,75 @@ func twoSessions(r *rig) {
 	d.download(slow, d.filled(4096, nil), pattern(4096, 6))
 	d.check(a.Close())
 	d.check(b.Close())
+	d.finish()
+}
+
+// fullContext fills 24 held streams through the library, with downloads of what
+// they published and fills, until it refuses.
+func fullContext(r *rig) {
+	d := newDesk(r, r.ctx)
+	var sessions []*publish.Session
+	var values []*publish.Value
+	for range 24 {
+		s := d.session()
+		v, err := s.Alloc(publish.U8, 4096)
+		d.check(err)
+		sessions, values = append(sessions, s), append(values, v)
+	}
+	bufs := make([]*pinned.Buffer, 2000)
+	for i := range bufs {
+		bufs[i] = d.filled(64, nil)
+	}
+	for _, s := range sessions[:4] {
+		d.holdSession(s)
+	}
+	raw, err := sessions[0].Raw()
+	d.check(err)
+	e := r.event()
+	r.ok(r.EventRecord(e, cuapi.Stream(raw)))
+	for _, s := range sessions[4:] { // behind the first one
+		raw, err := s.Raw()
+		d.check(err)
+		r.ok(r.StreamWaitEvent(cuapi.Stream(raw), e, 0))
+	}
+	took := 0
+	filling := r.start("filling through the library", func() cuapi.Result {
+		for i, s := range sessions {
+			for {
+				v, err := s.Alloc(publish.U8, 64)
+				if err == nil {
+					var pub *publish.Publication
+					var tr *publish.Transfer
+					if pub, err = s.Publish(v); err == nil {
+						if tr, err = pub.DownloadInto(bufs[took]); err == nil {
+							d.check(tr.Close())
+						}
+						d.check(pub.Close())
+					}
+					d.check(v.Close())
+				}
+				if errors.Is(err, publish.ErrStreamFull) || errors.Is(err, publish.ErrContextFull) {
+					break
+				}
+				if err != nil {
+					r.Errorf("session %d: %v", i, err)
+					return cuapi.InvalidValue
+				}
+				took++
+			}
+		}
+		return cuapi.Success
+	})
+	r.mustReturn(filling, cuapi.Success)
+	r.Logf("%d values, publications and downloads in flight in %d streams", took, len(sessions))
+	r.release()
+	for i, s := range sessions {
+		d.check(values[i].Close())
+		d.check(s.Synchronize(d.wait))
+		d.check(s.Close())
+	}
+	for _, b := range bufs {
+		d.check(b.Close())
+	}
 	d.finish()
 }

@@ -30,6 +30,15 @@ var stallCases = []Case{
 	}},
 	{Name: "StallSpreads", Evidence: stalls + "while, besides, one thread is stuck in", Child: true, run: stallSpreads},
 	{Name: "FullStream", Evidence: stalls + "until about 1,021 of them were pending in that stream; the next one blocked until the stream moved", Child: true, run: fullStream},
+	{Name: "StreamsShareAQueue_Launch", Evidence: onHardware, Child: true, run: func(r *rig) {
+		fn := r.function("nop")
+		streamsShareAQueue(r, "launches", func(s cuapi.Stream) cuapi.Result { return r.launch(fn, s, 1) })
+	}},
+	{Name: "StreamsShareAQueue_Download", Evidence: onHardware, Child: true, run: func(r *rig) {
+		d := r.device(64, 0)
+		h, _ := r.pinned(64)
+		streamsShareAQueue(r, "downloads", func(s cuapi.Stream) cuapi.Result { return r.MemcpyDtoHAsync(h, d, 64, s) })
+	}},
 	{Name: "RecordsFillNothing", Evidence: stalls + "Event records, stream waits and pool allocate-free pairs did not count", Child: true, run: recordsFillNothing},
 }
 
@@ -130,7 +139,7 @@ func stallSpreads(r *rig) {
 
 // What a stream takes at least, and where it must have blocked.
 const (
-	fullAtLeast = 512
+	fullAtLeast = 1000
 	fullAtMost  = 1100
 )
 
@@ -167,6 +176,55 @@ func fullStream(r *rig) {
 	r.returned()
 	r.mustReturn(filling, cuapi.Success)
 	r.ok(r.StreamSynchronize(held))
+}
+
+// streamsShareAQueue fills many streams evenly behind a held one, none with
+// half of what a stream takes alone: an enqueue blocks all the same, since
+// streams share the device's queues.
+func streamsShareAQueue(r *rig, what string, op func(cuapi.Stream) cuapi.Result) {
+	const streams, each = 64, 400
+	held, e := r.stream(), r.event()
+	all := make([]cuapi.Stream, streams)
+	for i := range all {
+		all[i] = r.stream()
+		r.ok(op(all[i])) // loads a kernel
+	}
+	r.ok(r.CtxSynchronize())
+	r.hold(held)
+	r.ok(r.EventRecord(e, held))
+	var n atomic.Int64
+	filling := r.start(what, func() cuapi.Result {
+		for i := range each {
+			for _, s := range all {
+				res := cuapi.Result(cuapi.Success)
+				if i == 0 {
+					res = r.StreamWaitEvent(s, e, 0)
+				}
+				if res == cuapi.Success {
+					res = op(s)
+				}
+				if res != cuapi.Success {
+					return res
+				}
+				n.Add(1)
+			}
+		}
+		return cuapi.Success
+	})
+	r.mustBlock(filling)
+	before := int64(-1)
+	for before != n.Load() { // it took no more for a while
+		before = n.Load()
+		r.stuck--
+		r.mustBlock(filling)
+	}
+	r.Logf("%s into %d streams blocked behind %d pending operations, %d a stream", what, streams, before, before/streams)
+	if before < fullAtLeast {
+		r.Errorf("a context is full at %d operations, want %d at least", before, fullAtLeast)
+	}
+	r.returned()
+	r.mustReturn(filling, cuapi.Success)
+	r.ok(r.CtxSynchronize())
 }
 
 func recordsFillNothing(r *rig) {
