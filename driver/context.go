@@ -29,9 +29,42 @@ type Context struct {
 	lost    chan struct{}
 
 	mu    sync.Mutex
+	state contextState
 	users int // calls of Primary less calls of Shutdown
 	pins  int // runtimes and what they left behind
-	ended bool
+}
+
+type contextState uint8
+
+const (
+	open   contextState = iota
+	ending              // its last Shutdown is under way
+	gone                // that is through: another context may follow
+	stuck               // that failed on a lost context: none may follow
+	numContextStates
+)
+
+type contextAct uint8
+
+const (
+	proceeds contextAct = iota
+	waits               // for the end of the shutdown, and looks again
+	renews              // makes the context that follows
+	answers             // what the shutdown came to
+	refuses             // with an error
+)
+
+// contextTable is the state machine of a context. A Shutdown that proceeds is
+// one use less, the last one is refused while anything is open, and turns the
+// context to ending; release turns it to gone or stuck. Whether the context is
+// lost is a latch of its own, which Err tells in every state.
+var contextTable = struct {
+	Primary, Pin, Shutdown [numContextStates]contextAct
+}{
+	//                                     open      ending   gone     stuck
+	Primary:  [numContextStates]contextAct{proceeds, waits, renews, refuses},
+	Pin:      [numContextStates]contextAct{proceeds, refuses, refuses, refuses},
+	Shutdown: [numContextStates]contextAct{proceeds, waits, answers, answers},
 }
 
 // Primary retains the device's primary context (cuDevicePrimaryCtxRetain) and
@@ -64,20 +97,24 @@ func (d *Device) Primary() (*Context, error) {
 	if c.makeErr != nil {
 		return nil, c.makeErr
 	}
-	c.mu.Lock()
-	ended := c.ended
-	if !ended {
-		c.users++
-	}
-	c.mu.Unlock()
-	if ended { // being shut down: what follows is a new one
-		<-c.gone
-		if c.kept != nil {
+	for {
+		c.mu.Lock()
+		act := contextTable.Primary[c.state]
+		if act == proceeds {
+			c.users++
+		}
+		c.mu.Unlock()
+		switch act {
+		case proceeds:
+			return c, nil
+		case waits:
+			<-c.gone
+		case renews:
+			return d.Primary()
+		default:
 			return nil, c.kept
 		}
-		return d.Primary()
 	}
-	return c, nil
 }
 
 func (c *Context) retain() error {
@@ -164,7 +201,7 @@ func (c *Context) Shutdown(ctx context.Context) error {
 	}
 	c.mu.Lock()
 	switch {
-	case c.ended:
+	case contextTable.Shutdown[c.state] != proceeds:
 		c.mu.Unlock()
 		return c.wait(ctx)
 	case c.users > 1:
@@ -180,16 +217,21 @@ func (c *Context) Shutdown(ctx context.Context) error {
 		c.mu.Unlock()
 		return fmt.Errorf("driver: context of device %d: %w", c.dev.ordinal, err)
 	}
-	c.users, c.ended = 0, true
+	c.users, c.state = 0, ending
 	c.mu.Unlock()
 
 	outside.Go(func() {
 		c.goneErr = c.release()
+		next := gone
 		if lost := c.core.Lost(); lost != nil && c.goneErr != nil {
+			next = stuck
 			c.kept = fmt.Errorf("driver: context of device %d is lost, and stays retained: %w", c.dev.ordinal, lost)
 		} else {
 			c.forget()
 		}
+		c.mu.Lock()
+		c.state = next
+		c.mu.Unlock()
 		close(c.gone)
 	})
 	return c.wait(ctx)
@@ -222,7 +264,7 @@ func (c *Context) release() error {
 func (c *Context) pin() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.ended {
+	if contextTable.Pin[c.state] == refuses {
 		return fmt.Errorf("driver: context of device %d: %w", c.dev.ordinal, ErrClosed)
 	}
 	c.pins++

@@ -44,16 +44,57 @@ func newBuffer(b *Block, n int) *Buffer {
 	return buf
 }
 
-// abandon is the cleanup of a handle that was dropped and never closed. The
-// collector does not see slices of driver memory, so that one may still be in
-// use: then the block is not used again, and is counted.
+// A condition of a buffer, besides who owns it.
+type condition uint8
+
+const (
+	private condition = iota
+	shown             // Bytes was called: a slice may be in use
+	numConditions
+)
+
+// An act is what the end of a buffer does with its block.
+type act uint8
+
+const (
+	frees   act = iota // back to the pool
+	hands              // back to the pool, without a lock
+	strands            // never used again, and counted
+)
+
+// bufferTable is the state machine of a buffer, beside that of its cell: how it
+// ends. The collector does not see slices of driver memory, so that one may be in
+// use when the handle was dropped and never closed.
+var bufferTable = struct {
+	Close, Abandon [numConditions]act
+}{
+	//                          private shown
+	Close:   [numConditions]act{frees, frees},
+	Abandon: [numConditions]act{hands, strands},
+}
+
+func (s *state) condition() condition {
+	if s.exposed.Load() {
+		return shown
+	}
+	return private
+}
+
+// abandon is the cleanup of a handle that was dropped and never closed.
 func (s *state) abandon() {
-	switch {
-	case !s.cell.Close():
-	case s.exposed.Load():
-		s.block.pool.abandoned.Add(1)
-	default:
+	if s.cell.Close() {
+		s.finish(bufferTable.Abandon[s.condition()])
+	}
+}
+
+func (s *state) finish(a act) {
+	switch a {
+	case frees:
+		s.block.Free()
+	case hands:
 		s.block.abandon()
+	case strands:
+		s.block.pool.abandoned.Add(1)
 	}
 }
 
@@ -83,7 +124,7 @@ func (b *Buffer) Bytes() []byte {
 
 func (b *Buffer) endUse() {
 	if b.state.cell.Return() {
-		b.state.block.Free()
+		b.state.finish(bufferTable.Close[b.state.condition()])
 	}
 }
 
@@ -107,7 +148,7 @@ func (b *Buffer) Close() error {
 		return nil
 	}
 	if b.state.cell.Close() {
-		b.state.block.Free()
+		b.state.finish(bufferTable.Close[b.state.condition()])
 	}
 	runtime.KeepAlive(b)
 	return nil

@@ -6,7 +6,9 @@ import (
 	"runtime"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/internal/own"
 	"github.com/purecuda/purecuda/pinned"
+	"github.com/purecuda/purecuda/stream"
 )
 
 // Publication is an immutable value with its producer frontier. It is consumed
@@ -46,19 +48,12 @@ func (p *Publication) Err() error {
 	if p == nil || p.r == nil {
 		return none("publication")
 	}
-	if err := p.r.pub.Err(); err != nil {
+	r := p.r
+	if err := r.pub.Err(); err != nil {
 		return unusable("publication", err)
 	}
-	return p.r.broken("publication")
-}
-
-// broken returns the terminal failure of the record as an error, latched.
-func (r *record) broken(op string) error {
-	if f := r.failed.Load(); f != nil {
-		return &UnprovenError{op, *f}
-	}
-	if err := r.rt.core.Lost(); err != nil {
-		return &UnprovenError{op, r.fail(err)}
+	if publicationTable.Err.at[r.condition(&r.frontier)] == fails {
+		return r.failure("publication")
 	}
 	return nil
 }
@@ -75,14 +70,16 @@ func (p *Publication) FrontierReady() (bool, error) {
 		return false, unusable("publication", err)
 	}
 	defer p.end()
-	if err := r.broken("frontier"); err != nil {
-		return false, err
+	rule := &publicationTable.FrontierReady.at
+	act := rule[r.condition(&r.frontier)]
+	if act == looks {
+		r.frontier.Poll()
+		act = rule[r.condition(&r.frontier)]
 	}
-	ready, err := r.frontier.Poll()
-	if err != nil {
-		return false, &UnprovenError{"frontier", r.fail(err)}
+	if act == fails {
+		return false, r.failure("frontier")
 	}
-	return ready, nil
+	return act == answers, nil
 }
 
 func (p *Publication) end() {
@@ -107,23 +104,32 @@ func (p *Publication) AwaitFrontier(ctx context.Context) error {
 	r.rt.retain() // the wait does not hold the publication up, but the context
 	p.end()
 	defer r.rt.unpin()
-	if err := r.broken("await frontier"); err != nil {
-		return err
+	act, err := r.await(ctx, &r.frontier, &publicationTable.AwaitFrontier)
+	if act == fails {
+		return r.failure("await frontier")
 	}
-	switch err := r.frontier.Wait(ctx); {
-	case err == nil:
-		return nil
-	case ctx.Err() != nil && err == ctx.Err():
-		return err
-	default:
-		return &UnprovenError{"await frontier", r.fail(err)}
+	return err
+}
+
+// await waits while the rule says so, and returns what it says then. The error is
+// ctx's, which ends the wait and changes nothing.
+func (r *record) await(ctx context.Context, m *stream.Mark, rule *rule) (act, error) {
+	for {
+		act := rule.at[r.condition(m)]
+		if act != waits {
+			return act, nil
+		}
+		if err := m.Wait(ctx); err != nil && err == ctx.Err() {
+			return waits, err
+		}
 	}
 }
 
 // Done returns a channel that is closed when the frontier is complete or
-// failed. It is nil after a move or a close.
+// failed, and when the publication is closed or leaked. It is nil after a move:
+// a channel that was taken before tells of the frontier alone.
 func (p *Publication) Done() <-chan struct{} {
-	if p == nil || p.r == nil || p.r.pub.Err() != nil {
+	if p == nil || p.r == nil || p.r.pub.Err() == own.ErrMoved {
 		return nil
 	}
 	defer runtime.KeepAlive(p)
@@ -160,11 +166,8 @@ func (p *Publication) DownloadRange(buf *pinned.Buffer, offset, n int64) (*Trans
 		}
 		return reject(reason)
 	}
-	if err := r.rt.core.Lost(); err != nil {
-		return refuse(&lostError{err})
-	}
-	if f := r.failed.Load(); f != nil {
-		return refuse(*f)
+	if publicationTable.Download.at[r.condition(&r.frontier)] == refuses {
+		return refuse(r.cause())
 	}
 	if offset < 0 || n <= 0 || offset > r.bytes || n > r.bytes-offset {
 		return refuse(fmt.Errorf("%w: %d bytes from %d of a publication of %d", ErrLength, n, offset, r.bytes))

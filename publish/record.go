@@ -107,10 +107,6 @@ func (r *record) abandon() {
 
 // retire hands what the record owns to the queue, behind m.
 func (r *record) retire(m *stream.Mark) {
-	if err := r.terminal(); err != nil {
-		r.keep(err)
-		return
-	}
 	r.fence = m
 	if done, err := m.Peek(); err != nil {
 		r.keep(err)
@@ -253,8 +249,8 @@ func (r *record) closeValue() {
 	if r.leaked(stageValue) {
 		return
 	}
-	if err := r.terminal(); err != nil {
-		r.keep(err)
+	if valueTable.Close.at[r.valueCondition()] == keeps {
+		r.keep(r.terminal())
 		return
 	}
 	used := r.used.Load()
@@ -283,16 +279,27 @@ func (r *record) closeValue() {
 	r.retire(m)
 }
 
-func (r *record) closePublication() {
-	if !r.leaked(stagePublication) {
-		r.retire(&r.frontier)
+func (r *record) closePublication() { r.close(stagePublication, &r.frontier, &publicationTable.Close) }
+
+func (r *record) closeTransfer() { r.close(stageTransfer, &r.copied, &transferTable.Close) }
+
+func (r *record) close(stage uint32, m *stream.Mark, rule *rule) {
+	m.LetGo()
+	switch {
+	case r.leaked(stage):
+	case rule.at[r.condition(m)] == keeps:
+		r.keep(*r.failed.Load())
+	default:
+		r.retire(m)
 	}
 }
 
-func (r *record) closeTransfer() {
-	if !r.leaked(stageTransfer) {
-		r.retire(&r.copied)
+// cause is the reason of a refusal for the record's failure.
+func (r *record) cause() error {
+	if err := r.rt.core.Lost(); err != nil {
+		return &lostError{err}
 	}
+	return *r.failed.Load()
 }
 
 // postpone puts a value whose stream captures where the next drain tries again.

@@ -177,25 +177,19 @@ func (rt *Runtime) WithSession(f func(*Session) error) error {
 	return f(s)
 }
 
-func (rt *Runtime) openLocked() error {
-	if rt.closed {
-		return unusable("runtime", driver.ErrClosed)
-	}
-	if err := rt.core.Lost(); err != nil {
-		return &lostError{err}
-	}
-	return nil
-}
-
 // pin keeps runtime and context for a session or a record.
 func (rt *Runtime) pin() error {
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
-	if err := rt.openLocked(); err != nil {
-		return err
+	switch c := rt.conditionLocked(); {
+	case runtimeTable.Begin[c] != refuses:
+		rt.pins++
+		return nil
+	case c == closed:
+		return unusable("runtime", driver.ErrClosed)
+	default:
+		return &lostError{rt.core.Lost()}
 	}
-	rt.pins++
-	return nil
 }
 
 // retain keeps what a record or session has pinned already.
@@ -313,10 +307,10 @@ func (rt *Runtime) Close() error {
 		return nil
 	}
 	rt.mu.Lock()
-	first := !rt.closed
+	act := runtimeTable.Close[rt.conditionLocked()]
 	rt.closed = true
 	rt.mu.Unlock()
-	if first {
+	if act == ends {
 		rt.unpin()
 	}
 	return nil

@@ -93,9 +93,9 @@ func (s *Session) begin() (*session, error) {
 	if err := s.st.cell.Borrow(); err != nil {
 		return nil, unusable("session", err)
 	}
-	if err := s.st.rt.core.Lost(); err != nil {
+	if sessionTable.Enqueue.at[s.st.condition()] == refuses {
 		s.end()
-		return nil, &lostError{err}
+		return nil, &lostError{s.st.rt.core.Lost()}
 	}
 	return s.st, nil
 }
@@ -252,6 +252,10 @@ func (st *session) borrow(v *Value) (*record, error) {
 	}
 	if err := r.value.Borrow(); err != nil {
 		return nil, unusable("value", err)
+	}
+	if valueTable.Use.at[r.valueCondition()] == refuses {
+		st.giveBack(r, nil)
+		return nil, r.cause()
 	}
 	return r, nil
 }
@@ -415,8 +419,15 @@ func (s *Session) publish(v *Value, asserted bool) (*Publication, error) {
 		return reject(reason)
 	}
 	// Asked once the value is ours: a launch that used it has told by now.
-	if err := st.lane.Failed(); err != nil {
-		return refuse(fmt.Errorf("%w: %w", ErrStreamFailed, err))
+	if sessionTable.Publish.at[st.condition()] == refuses || valueTable.Publish.at[r.valueCondition()] == refuses {
+		if err := st.rt.core.Lost(); err != nil {
+			return refuse(&lostError{err})
+		}
+		cause := st.lane.Failed()
+		if cause == nil {
+			cause = r.terminal()
+		}
+		return refuse(fmt.Errorf("%w: %w", ErrStreamFailed, cause))
 	}
 	rejected, unproven := outcome(st.lane.Record(&r.frontier))
 	if rejected != nil {

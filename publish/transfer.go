@@ -21,10 +21,14 @@ func (t *Transfer) Err() error {
 	if t == nil || t.r == nil {
 		return none("transfer")
 	}
-	if err := t.r.transfer.Err(); err != nil {
+	r := t.r
+	if err := r.transfer.Err(); err != nil {
 		return t.over("transfer", err)
 	}
-	return t.r.broken("transfer")
+	if transferTable.Err.at[r.condition(&r.copied)] == fails {
+		return r.failure("transfer")
+	}
+	return nil
 }
 
 // over is the error of a use after the end: the failure that ended it, if any.
@@ -46,14 +50,16 @@ func (t *Transfer) Ready() (bool, error) {
 		return false, t.over("transfer", err)
 	}
 	defer t.end()
-	if err := r.broken("transfer"); err != nil {
-		return false, err
+	rule := &transferTable.Ready.at
+	act := rule[r.condition(&r.copied)]
+	if act == looks {
+		r.copied.Poll()
+		act = rule[r.condition(&r.copied)]
 	}
-	ready, err := r.copied.Poll()
-	if err != nil {
-		return false, &UnprovenError{"transfer", r.fail(err)}
+	if act == fails {
+		return false, r.failure("transfer")
 	}
-	return ready, nil
+	return act == answers, nil
 }
 
 func (t *Transfer) end() {
@@ -78,15 +84,12 @@ func (t *Transfer) Wait(ctx context.Context) (*pinned.Buffer, error) {
 	r.rt.retain()
 	t.end()
 	defer r.rt.unpin()
-	err := r.broken("wait")
-	if err == nil {
-		err = r.copied.Wait(ctx)
-		if err != nil && err == ctx.Err() {
-			return nil, err
-		}
-		if err != nil {
-			err = &UnprovenError{"wait", r.fail(err)}
-		}
+	act, err := r.await(ctx, &r.copied, &transferTable.Wait)
+	if err != nil {
+		return nil, err
+	}
+	if act == fails {
+		err = r.failure("wait")
 	}
 	taken := r.transfer.Take()
 	for taken == own.ErrBusy { // a look of another goroutine, which never waits
@@ -100,7 +103,7 @@ func (t *Transfer) Wait(ctx context.Context) (*pinned.Buffer, error) {
 	}
 	runtime.KeepAlive(t)
 	r.transfer.Give()
-	if err != nil {
+	if act == fails {
 		r.keep(*r.failed.Load())
 		return nil, err
 	}
@@ -115,10 +118,11 @@ func (t *Transfer) Wait(ctx context.Context) (*pinned.Buffer, error) {
 	return buf, nil
 }
 
-// Done returns a channel that is closed when the copy is done or failed. It is
-// nil after the transfer's end.
+// Done returns a channel that is closed when the copy is done or failed, and
+// when the transfer is closed or leaked. It is nil once Wait gave the buffer
+// back.
 func (t *Transfer) Done() <-chan struct{} {
-	if t == nil || t.r == nil || t.r.transfer.Err() != nil {
+	if t == nil || t.r == nil || t.r.transfer.Err() == own.ErrMoved {
 		return nil
 	}
 	defer runtime.KeepAlive(t)

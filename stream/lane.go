@@ -230,7 +230,7 @@ func (l *Lane) run(list *cuapi.List, n int, m *Mark, bytes uintptr) error {
 	if m != nil && r == cuapi.Success {
 		m.upto = issued
 		l.mu.Lock()
-		m.state.Store(pending)
+		m.turn(recorded)
 		if l.tail == nil {
 			l.head = m
 		} else {
@@ -302,7 +302,7 @@ func (l *Lane) Fence(m *Mark, upto uint64) error {
 	l.mu.Unlock()
 	if known {
 		l.Unreserve(m)
-		m.state.Store(complete)
+		m.turn(needless)
 		return l.core.Lost()
 	}
 	if err := l.admit(0); err != nil {
@@ -319,7 +319,7 @@ func (l *Lane) Fence(m *Mark, upto uint64) error {
 	}
 	l.mu.Lock()
 	m.solo, m.next = true, l.solo
-	m.state.Store(pending)
+	m.turn(recorded)
 	l.solo = m
 	l.mu.Unlock()
 	return nil

@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"fmt"
 	"sync/atomic"
 
 	"github.com/purecuda/purecuda/event"
@@ -24,7 +25,9 @@ type Mark struct {
 	waiters int  // parked, and looked for as long
 	wanted  bool // either, and pending: counted by the lane
 	err     error
-	wake    chan struct{}
+	wake    chan struct{} // for waits: closed when complete or failed
+	done    chan struct{} // for Done: closed then too, or by LetGo
+	letGo   bool
 }
 
 type markState = uint32
@@ -34,7 +37,42 @@ const (
 	pending                   // recorded, completion not observed
 	complete                  // observed
 	failed                    // can never be proven
+	numMarkStates
+	impossible markState = 99 // only a bug of this module gets here
 )
+
+// A markEvent is what happens to a mark.
+type markEvent uint8
+
+const (
+	recorded markEvent = iota // its event was recorded
+	needless                  // all that it would be behind is known to be complete
+	seenDone                  // a query of it, or of a later one of the lane, says so
+	seenNot                   // a query says: not yet
+	seenBad                   // a query fails, or the context is lost
+	numMarkEvents
+)
+
+// markTable is the state machine of a mark. Complete and failed are final.
+var markTable = [numMarkStates][numMarkEvents]markState{
+	//        recorded    needless    seenDone    seenNot     seenBad
+	unset:    {pending, complete, impossible, impossible, impossible},
+	pending:  {impossible, impossible, complete, pending, failed},
+	complete: {impossible, impossible, complete, complete, complete},
+	failed:   {impossible, impossible, failed, failed, failed},
+}
+
+// turn executes an event, and tells whether the state is another one. Its lane is
+// locked, or nobody else has the mark yet.
+func (m *Mark) turn(e markEvent) bool {
+	old := m.state.Load()
+	next := markTable[old][e]
+	if next == impossible {
+		panic(fmt.Sprintf("purecuda: event %d of a mark in state %d", e, old))
+	}
+	m.state.Store(next)
+	return next != old
+}
 
 // Recorded tells whether the mark's event was recorded.
 func (m *Mark) Recorded() bool { return m.state.Load() != unset }
@@ -87,17 +125,33 @@ func (l *Lane) countLocked(m *Mark) {
 	m.wanted = now
 }
 
-// Done returns a channel that is closed when the mark is complete or failed.
-// The watcher looks for it from now on.
+// Done returns a channel that is closed when the mark is complete, failed or
+// let go of. The watcher looks for it from now on.
 func (m *Mark) Done() <-chan struct{} {
 	l := m.lane
 	l.mu.Lock()
-	ch := m.wakeLocked()
+	if m.done == nil {
+		m.done = outside.Chan()
+		if m.letGo || m.state.Load() != pending {
+			close(m.done)
+		}
+	}
+	ch := m.done
 	m.kept = true
 	l.countLocked(m)
 	l.mu.Unlock()
 	l.watcher.Add(l)
 	return ch
+}
+
+// LetGo closes what Done returns: who owned the mark is through with it.
+func (m *Mark) LetGo() {
+	m.lane.mu.Lock()
+	defer m.lane.mu.Unlock()
+	if m.done != nil && !m.letGo && m.state.Load() == pending {
+		close(m.done)
+	}
+	m.letGo = true
 }
 
 func (m *Mark) wakeLocked() chan struct{} {
@@ -165,6 +219,8 @@ func (l *Lane) look(m *Mark) (progress bool) {
 	case err != nil:
 		l.failLocked(m, err)
 		progress = true
+	default:
+		m.turn(seenNot)
 	}
 	ev.Return()
 	l.looking-- // from here on a shutdown may destroy the event
@@ -175,12 +231,13 @@ func (l *Lane) look(m *Mark) (progress bool) {
 // completeLocked settles m, and with it every mark before it in the lane: a
 // stream completes in order.
 func (l *Lane) completeLocked(m *Mark) {
-	if m.state.Load() != pending {
+	if m.state.Load() != pending { // another look was faster
+		m.turn(seenDone)
 		return
 	}
 	if m.solo {
 		l.unlinkLocked(m)
-		l.settleLocked(m, complete, nil)
+		l.settleLocked(m, seenDone, nil)
 		l.retireLocked(m.upto)
 		return
 	}
@@ -191,7 +248,7 @@ func (l *Lane) completeLocked(m *Mark) {
 			l.tail = nil
 		}
 		h.next = nil
-		l.settleLocked(h, complete, nil)
+		l.settleLocked(h, seenDone, nil)
 		if h == m {
 			break
 		}
@@ -201,31 +258,35 @@ func (l *Lane) completeLocked(m *Mark) {
 
 func (l *Lane) failLocked(m *Mark, err error) {
 	if m.state.Load() != pending {
+		m.turn(seenBad)
 		return
 	}
 	l.unlinkLocked(m)
-	l.settleLocked(m, failed, err)
+	l.settleLocked(m, seenBad, err)
 	if lost := l.core.Lost(); lost != nil { // then so are all others
 		for _, list := range []**Mark{&l.head, &l.solo} {
 			for *list != nil {
 				h := *list
 				*list = h.next
 				h.next = nil
-				l.settleLocked(h, failed, lost)
+				l.settleLocked(h, seenBad, lost)
 			}
 		}
 		l.tail = nil
 	}
 }
 
-func (l *Lane) settleLocked(m *Mark, s markState, err error) {
+func (l *Lane) settleLocked(m *Mark, e markEvent, err error) {
 	m.err = err
-	m.state.Store(s)
+	m.turn(e)
 	l.countLocked(m)
 	if m.wake != nil {
 		close(m.wake)
 	}
-	if s == complete { // the event of a failed mark is never used again
+	if m.done != nil && !m.letGo {
+		close(m.done)
+	}
+	if e == seenDone { // the event of a failed mark is never used again
 		l.events.Put(m.ev)
 		m.ev = nil
 	}
