@@ -5,18 +5,21 @@
 // The queue has two sides. Entries of the drainable side are released once
 // their fence is done. Entries of the permanent side may never be released,
 // because nothing can prove that the device is done with them: they are
-// counted and reported, and never looked at again. A fence that fails and a
-// release that fails move an entry there.
+// counted and reported, never looked at again, and take nothing of the bounds.
+// A fence that fails and a release that fails move an entry there.
 //
-// A slot is reserved at admission, so that retiring later never fails and
-// never waits. The counters conserve at every instant:
+// A slot and bytes are reserved at admission, so that retiring later never
+// fails and never waits. At every instant no counter is negative, and
 //
 //	Entered = Released + Permanent + Pending
+//	Reserved + Pending <= Limits.Slots
+//	ReservedBytes + PendingBytes <= Limits.Bytes, where there is such a bound
 package retirequeue
 
 import (
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 )
 
@@ -26,11 +29,12 @@ var ErrFull = errors.New("retirement queue is full")
 // Fence tells whether the device is done with what an entry owns.
 type Fence interface {
 	// Done never waits. false and nil mean not yet; an error means that it
-	// can never be proven.
+	// can never be proven, whatever the other result.
 	Done() (bool, error)
 }
 
-// An Owner is what an entry holds: a fence, and the release behind it.
+// An Owner is what an entry holds: a fence, and the release behind it. Its
+// methods may call back into the queue. They must not panic.
 type Owner interface {
 	Fence
 	// Release gives back what the entry owns. It is called once, with no lock
@@ -42,96 +46,85 @@ type Owner interface {
 	Kept(cause error)
 }
 
-// Stats are the queue's counters. Bytes are what the entries said they own.
+// Stats are the queue's counters. Bytes are what the tickets were given.
 type Stats struct {
-	Reserved       int // slots of owners that are still in use
-	Entered        int // owners that came in, ever
+	Reserved       int   // slots of owners that are still in use
+	ReservedBytes  int64 // of these
+	Entered        int   // owners that came in, ever
 	Released       int
 	Pending        int // the drainable side
 	PendingBytes   int64
-	Permanent      int // the permanent side
-	PermanentBytes int64
+	Permanent      int   // the permanent side
+	PermanentBytes int64 // math.MaxInt64 where the sum is more
 	Cause          error // why the first permanent entry is there
+}
+
+// Limits are the bounds of a queue. They count owners in use and on the
+// drainable side.
+type Limits struct {
+	Slots int
+	Bytes int64 // 0: no bound, but that of the counters
+
+	// Freed, if not nil, is called after a slot or bytes came free, with no
+	// lock held, by whoever freed them. It may call back into the queue, and
+	// must not wait.
+	Freed func()
 }
 
 // Queue is a bounded retirement queue, safe for concurrent use.
 type Queue struct {
-	limit int
+	slots int
+	bytes int64
+	freed func()
 
 	mu    sync.Mutex
-	head  *Ticket // the drainable side, oldest first
+	head  *Ticket // the drainable side, least recently looked at first
 	tail  *Ticket
-	out   int // entries that a drain looks at
+	turn  uint64 // of the newest entry, or of the newest look at one
+	out   int    // entries that a drain looks at
 	stats Stats
 }
 
-// New returns a queue of that many slots.
-func New(limit int) *Queue { return &Queue{limit: limit} }
-
-// A Ticket is a slot of the queue, reserved by Admit. It is used up by one of
-// Cancel, Retire and Keep. The zero Ticket has no slot; it is embedded in what
-// it will retire.
-type Ticket struct {
-	q     *Queue
-	owner Owner
-	bytes int64
-	next  *Ticket
+// New returns an empty queue. It panics on negative limits; a queue without
+// slots admits nothing.
+func New(l Limits) *Queue {
+	if l.Slots < 0 || l.Bytes < 0 {
+		panic(fmt.Sprintf("retirequeue: negative limits: %d slots, %d bytes", l.Slots, l.Bytes))
+	}
+	if l.Bytes == 0 {
+		l.Bytes = math.MaxInt64
+	}
+	return &Queue{slots: l.Slots, bytes: l.Bytes, freed: l.Freed}
 }
 
-// Admit reserves a slot. It fails with an error that matches [ErrFull] and
-// changes nothing when all are taken.
-func (q *Queue) Admit(t *Ticket) error {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if t.q != nil {
-		panic("retirequeue: a ticket is admitted twice")
+// notify tells that something came free. No lock is held.
+func (q *Queue) notify() {
+	if q.freed != nil {
+		q.freed()
 	}
-	if used := q.stats.Reserved + q.stats.Pending; used >= q.limit {
-		return fmt.Errorf("%w: %d of %d slots are taken, %d of them retired", ErrFull, used, q.limit, q.stats.Pending)
+}
+
+// room returns why n more bytes do not fit beside the had bytes of one owner,
+// or nil. Differences of what is in bounds do not overflow; sums would.
+func (q *Queue) room(had, n int64) error {
+	if n > q.bytes-had {
+		return fmt.Errorf("%w: an owner of %d bytes is never admitted, the whole bound is %d bytes", ErrFull, uint64(had)+uint64(n), q.bytes)
 	}
-	q.stats.Reserved++
-	t.q = q
+	if left := q.bytes - q.stats.ReservedBytes - q.stats.PendingBytes; n > left {
+		return fmt.Errorf("%w: %d bytes are asked for, %d of %d bytes are taken, %d of them retired", ErrFull, n, q.bytes-left, q.bytes, q.stats.PendingBytes)
+	}
 	return nil
 }
 
-// Cancel gives the slot back unused: the owner was released otherwise.
-func (t *Ticket) Cancel() {
-	q := t.q
-	q.mu.Lock()
-	defer q.mu.Unlock()
+// enter counts the ticket's owner in. From here on the ticket is used up.
+func (q *Queue) enter(t *Ticket, o Owner) {
 	q.stats.Reserved--
-	t.q = nil
-}
-
-// Retire hands an owner to the drainable side. It never waits.
-func (t *Ticket) Retire(o Owner, bytes int64) {
-	q := t.q
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.stats.Reserved--
+	q.stats.ReservedBytes -= t.bytes
 	q.stats.Entered++
-	t.owner, t.bytes = o, bytes
-	q.push(t)
+	t.owner, t.spent = o, true
 }
 
-// Keep hands an owner to the permanent side.
-func (t *Ticket) Keep(o Owner, bytes int64, cause error) {
-	q := t.q
-	q.mu.Lock()
-	q.stats.Reserved--
-	q.stats.Entered++
-	t.owner, t.bytes = o, bytes
-	q.keep(t, cause)
-	q.mu.Unlock()
-	o.Kept(cause)
-}
-
-func (q *Queue) push(t *Ticket) {
-	q.stats.Pending++
-	q.stats.PendingBytes += t.bytes
-	q.link(t)
-}
-
+// link puts an entry last.
 func (q *Queue) link(t *Ticket) {
 	t.next = nil
 	if q.tail == nil {
@@ -147,7 +140,7 @@ func (q *Queue) link(t *Ticket) {
 // still writes.
 func (q *Queue) keep(t *Ticket, cause error) {
 	q.stats.Permanent++
-	q.stats.PermanentBytes += t.bytes
+	q.stats.PermanentBytes += min(t.bytes, math.MaxInt64-q.stats.PermanentBytes)
 	if q.stats.Cause == nil {
 		q.stats.Cause = cause
 	}
@@ -162,18 +155,22 @@ var kept struct {
 	head *Ticket
 }
 
-// Drain releases the entries whose fence is done and returns how many. It
-// never waits, and holds no lock over a fence or a release. Each entry is out
-// of the queue's list only while it is looked at, so that drains on several
-// goroutines do not hide work from each other.
+// Drain looks once at each entry that it finds, releases those whose fence is
+// done and returns how many. It never waits, and holds no lock over a fence or
+// a release. An entry is out of the queue's list only while it is looked at, so
+// that drains on several goroutines do not hide work from each other.
 func (q *Queue) Drain() (released int) {
 	q.mu.Lock()
-	left := q.stats.Pending // one look at each, however they turn
-	for ; left > 0 && q.head != nil; left-- {
+	// Each look takes a turn, so an entry with an older one was not looked at
+	// since this drain began, neither here nor by a drain inside of a callback.
+	// Without that, drains in each other look at an entry without end.
+	for last := q.turn; q.head != nil && q.head.turn <= last; {
 		t := q.head
 		if q.head = t.next; q.head == nil {
 			q.tail = nil
 		}
+		q.turn++
+		t.turn = q.turn
 		q.out++
 		q.mu.Unlock()
 		done, err := t.owner.Done()
@@ -192,11 +189,14 @@ func (q *Queue) Drain() (released int) {
 			q.stats.Released++
 			released++
 			t.owner, t.next = nil, nil
-			continue
+		} else {
+			q.keep(t, err)
 		}
-		q.keep(t, err)
 		q.mu.Unlock()
-		t.owner.Kept(err)
+		if err != nil {
+			t.owner.Kept(err)
+		}
+		q.notify()
 		q.mu.Lock()
 	}
 	q.mu.Unlock()
