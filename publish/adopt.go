@@ -44,7 +44,7 @@ func (s *Session) Adopt(address uint64, d DType, shape []int, release func()) (*
 	if err := st.rt.isDevice(cuapi.DevicePtr(address), ext.bytes); err != nil {
 		return reject(err)
 	}
-	lf, err := st.rt.newLife(st.lane, true)
+	lf, err := st.rt.newLife(st.lane, true, ext.bytes)
 	if err != nil {
 		return reject(err)
 	}
@@ -53,6 +53,7 @@ func (s *Session) Adopt(address uint64, d DType, shape []int, release func()) (*
 	r.block = &memory.Block{Addr: cuapi.DevicePtr(address), Bytes: ext.bytes}
 	r.adopted = &adoption{rt: st.rt, release: release}
 	r.use(st.lane.Issued())
+	r.born("value")
 	r.value.Open()
 	st.values.Add(1)
 	return &lf.value, nil

@@ -177,8 +177,13 @@ func (p *Publication) DownloadRange(buf *pinned.Buffer, offset, n int64) (*Trans
 		return refuse(err)
 	}
 	defer runtime.KeepAlive(buf)
+	if err := r.rt.reserve(r.bytes+n, func() error { return r.ticket.Grow(n) }); err != nil {
+		giveBack(cell, block)
+		return refuse(err)
+	}
 	rejected, unproven := outcome(r.lane.Download(block.Addr(), r.block.Addr+cuapi.DevicePtr(offset), uintptr(n), &r.copied))
 	if rejected != nil {
+		r.ticket.Shrink(n)
 		giveBack(cell, block)
 		return refuse(rejected)
 	}
@@ -189,6 +194,7 @@ func (p *Publication) DownloadRange(buf *pinned.Buffer, offset, n int64) (*Trans
 		r.keep(r.fail(unproven))
 		return nil, &UnprovenError{"download", unproven}
 	}
+	r.born("download")
 	r.transfer.Open()
 	return &p.life.transfer, nil
 }

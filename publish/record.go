@@ -32,6 +32,8 @@ type record struct {
 	taint   atomic.Pointer[error] // an operation that borrowed it failed
 	failed  atomic.Pointer[error] // terminal: the first failure
 
+	origin atomic.Pointer[origin] // with Config.Stacks: of the handle that is live
+
 	leaks atomic.Uint32 // stages that are to be leaked
 	lost  bool          // an allocation that may have happened: its address is unknown
 	late  bool          // closed, and not fenced yet
@@ -57,11 +59,12 @@ type life struct {
 	transfer Transfer
 }
 
-// newLife makes a record with a retirement slot, pinned to runtime and lane.
+// newLife makes a record with a retirement slot for that many bytes, pinned to
+// runtime and lane.
 // For a value it reserves the event that letting go of it may need.
-func (rt *Runtime) newLife(l *stream.Lane, forValue bool) (*life, error) {
+func (rt *Runtime) newLife(l *stream.Lane, forValue bool, bytes int64) (*life, error) {
 	r := &record{rt: rt, lane: l}
-	if err := rt.admit(&r.ticket); err != nil {
+	if err := rt.admit(&r.ticket, bytes); err != nil {
 		return nil, err
 	}
 	l.Retain()
@@ -79,8 +82,23 @@ func (rt *Runtime) newLife(l *stream.Lane, forValue bool) (*life, error) {
 	return lf, nil
 }
 
+// born notes where the handle that is live now was made.
+func (r *record) born(what string) {
+	if os := r.rt.origins; os != nil {
+		os.end(r.origin.Swap(os.born(what)), "")
+	}
+}
+
+// over notes that the caller has no handle of the record any more.
+func (r *record) over(fate string) {
+	if os := r.rt.origins; os != nil {
+		os.end(r.origin.Swap(nil), fate)
+	}
+}
+
 // unpin ends the record: it owns nothing any more.
 func (r *record) unpin() {
+	r.over("")
 	r.lane.Unreserve(&r.ended)
 	r.lane.Drop()
 	r.rt.unpin()
@@ -97,6 +115,7 @@ func (r *record) abandon() {
 	for _, c := range []*own.Cell{&r.value, &r.pub, &r.transfer} {
 		if c.Err() == nil {
 			r.rt.abandons.Add(1)
+			r.over("abandoned")
 			r.rt.unburied.Add(1)
 			r.rt.left.push(r)
 			r.rt.watch()
@@ -108,12 +127,13 @@ func (r *record) abandon() {
 // retire hands what the record owns to the queue, behind m.
 func (r *record) retire(m *stream.Mark) {
 	r.fence = m
+	r.over("")
 	if done, err := m.Peek(); err != nil {
 		r.keep(err)
 	} else if done {
 		r.releaseNow()
 	} else {
-		r.ticket.Retire(r, r.owned())
+		r.ticket.Retire(r)
 		m.Want()
 		r.rt.watch()
 	}
@@ -129,15 +149,20 @@ func (r *record) releaseNow() {
 }
 
 // keep hands what the record owns to the permanent side.
-func (r *record) keep(cause error) { r.ticket.Keep(r, r.owned(), cause) }
+func (r *record) keep(cause error) { r.ticket.Keep(r, cause) }
 
 // Kept ends a record on the permanent side, however it came there: the context
 // is never released, and the lane, which may still run, never used again.
 func (r *record) Kept(cause error) {
+	r.over("")
 	if r.buf != nil {
 		r.buf.Keep()
 	}
-	r.rt.kept.add(r.owned(), cause)
+	var device int64
+	if r.adopted == nil && r.block != nil {
+		device = r.bytes
+	}
+	r.rt.kept.add(r.owned(), device, cause)
 	r.lane.Unreserve(&r.ended)
 	r.rt.unpin()
 }
@@ -148,6 +173,7 @@ type kept struct {
 	mu    sync.Mutex
 	n     int
 	bytes int64
+	pool  int64 // of these, of the context's device memory
 	cause error
 }
 
@@ -161,11 +187,19 @@ func keptOf(core *wire.Context) *kept {
 	}).(*kept)
 }
 
-func (k *kept) add(bytes int64, cause error) {
+// device returns how much of the context's device memory never comes back.
+func (k *kept) device() int64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.pool
+}
+
+func (k *kept) add(bytes, device int64, cause error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.n++
 	k.bytes += bytes
+	k.pool += device
 	if k.cause == nil {
 		k.cause = cause
 	}
@@ -354,6 +388,7 @@ func (r *record) leaked(stage uint32) bool {
 		return false
 	}
 	r.rt.leaked.Add(1)
+	r.over("leaked")
 	r.keep(errLeaked)
 	return true
 }

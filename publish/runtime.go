@@ -50,6 +50,13 @@ type Config struct {
 	// Slots bounds the values, publications and transfers that are alive or
 	// retired and not yet released. 0 means 16,384.
 	Slots int
+	// Bytes bounds the memory that these own, of the device and pinned. 0 means
+	// no bound but that of the device and PinnedBytes.
+	Bytes int64
+	// Stacks keeps where each session, value, publication and transfer was made,
+	// for Stats and for the error of Shutdown. It is for finding what was not
+	// closed: each of them costs some microseconds more.
+	Stacks bool
 	// PinnedBytes bounds the pinned memory of the context, for all its
 	// runtimes. 0 leaves it as it is, which is 1 GiB at first.
 	PinnedBytes int64
@@ -65,7 +72,11 @@ type Runtime struct {
 	mem     *memory.Pool
 	pinned  *pinned.Pool
 	queue   *retirequeue.Queue
+	limit   int64 // bytes that the queue admits; 0: any
 	watcher *watch.Watcher
+	flow    *stream.Flow // of the context
+
+	origins *origins // with Config.Stacks
 
 	kept     *kept        // of the context
 	left     list         // records to be ended: abandoned, or postponed
@@ -90,7 +101,7 @@ func New(ctx *driver.Context, cfg Config) (*Runtime, error) {
 	if core == nil {
 		return nil, none("context")
 	}
-	if cfg.Slots < 0 || cfg.PinnedBytes < 0 {
+	if cfg.Slots < 0 || cfg.Bytes < 0 || cfg.PinnedBytes < 0 {
 		return nil, fmt.Errorf("publish: negative limits: %+v", cfg)
 	}
 	if err := core.Lost(); err != nil {
@@ -107,11 +118,15 @@ func New(ctx *driver.Context, cfg Config) (*Runtime, error) {
 		core.Release()
 		return nil, err
 	}
-	rt := &Runtime{ctx: ctx, core: core, mem: mem, pinned: pinned.PoolOf(core), watcher: stream.WatcherOf(core), kept: keptOf(core), pins: 1}
-	rt.queue = retirequeue.New(cfg.Slots)
-	if cfg.Slots == 0 {
-		rt.queue = retirequeue.New(defaultSlots)
+	rt := &Runtime{
+		ctx: ctx, core: core, mem: mem, pinned: pinned.PoolOf(core), limit: cfg.Bytes,
+		watcher: stream.WatcherOf(core), flow: stream.FlowOf(core), kept: keptOf(core), pins: 1,
+		origins: newOrigins(cfg.Stacks),
 	}
+	if cfg.Slots == 0 {
+		cfg.Slots = defaultSlots
+	}
+	rt.queue = retirequeue.New(retirequeue.Limits{Slots: cfg.Slots, Bytes: cfg.Bytes, Freed: rt.flow.Signal})
 	if cfg.PinnedBytes > 0 {
 		rt.pinned.Limit(cfg.PinnedBytes)
 	}
@@ -214,25 +229,35 @@ func (rt *Runtime) unpin() {
 // refused.
 const drains = 128
 
-// admit reserves a retirement slot, after one look at what completed if none is
-// left, and pins the runtime.
-func (rt *Runtime) admit(t *retirequeue.Ticket) error {
+// admit reserves a retirement slot and bytes, after one look at what completed
+// if none are left, and pins the runtime.
+func (rt *Runtime) admit(t *retirequeue.Ticket, bytes int64) error {
 	if err := rt.pin(); err != nil {
 		return err
 	}
-	err := rt.queue.Admit(t)
+	err := rt.reserve(bytes, func() error { return rt.queue.Admit(t, bytes) })
+	if err != nil {
+		rt.unpin()
+	}
+	return err
+}
+
+// reserve takes room in the queue, after one look at what completed if there is
+// none.
+func (rt *Runtime) reserve(bytes int64, take func() error) error {
+	if rt.limit > 0 && bytes > rt.limit {
+		return &tooLarge{bytes, rt.limit}
+	}
+	err := take()
 	for i := 0; err != nil && i < drains; i++ {
 		// What the watcher is looking at, our own drain does not see.
 		beside := rt.queue.Draining()
 		rt.Drain()
 		beside = beside || rt.queue.Draining()
-		if err = rt.queue.Admit(t); !beside {
+		if err = take(); !beside {
 			break
 		}
 		runtime.Gosched()
-	}
-	if err != nil {
-		rt.unpin()
 	}
 	return err
 }
@@ -342,7 +367,13 @@ func (rt *Runtime) leftovers() error {
 	s := rt.Stats()
 	var errs []error
 	if s.Sessions > 0 || s.Queue.Reserved > 0 {
-		errs = append(errs, own.StillOpen("publish: %d sessions and %d values, publications and transfers were never closed", s.Sessions, s.Queue.Reserved))
+		text := fmt.Sprintf("publish: %d sessions and %d values, publications and transfers were never closed", s.Sessions, s.Queue.Reserved)
+		for _, o := range s.Origins {
+			if o.Fate == "open" {
+				text += "\n" + o.String()
+			}
+		}
+		errs = append(errs, own.StillOpen("%s", text))
 	}
 	if s.Queue.Permanent > 0 {
 		errs = append(errs, fmt.Errorf("publish: %d owners of %d bytes are retained for good, the first since: %w", s.Queue.Permanent, s.Queue.PermanentBytes, s.Queue.Cause))
@@ -352,10 +383,11 @@ func (rt *Runtime) leftovers() error {
 
 // Stats are a runtime's counters, with those of what its context shares.
 type Stats struct {
-	Sessions  int // open
-	Abandoned int // values, publications and transfers that became garbage, ever
-	Leaked    int // leaked on purpose, ever
-	Panics    int // in release functions of adopted memory, ever
+	Sessions  int      // open
+	Abandoned int      // sessions, values, publications and transfers that became garbage, ever
+	Leaked    int      // leaked on purpose, ever
+	Origins   []Origin // with Config.Stacks: of what is open, abandoned or leaked
+	Panics    int      // in release functions of adopted memory, ever
 	Queue     retirequeue.Stats
 	Memory    memory.Stats // of the context
 	Pinned    pinned.Stats // of the context
@@ -371,7 +403,7 @@ func (rt *Runtime) Stats() Stats {
 	sessions := rt.sessions
 	rt.mu.Unlock()
 	return Stats{
-		Sessions: sessions, Abandoned: int(rt.abandons.Load()), Leaked: int(rt.leaked.Load()), Panics: int(rt.panics.Load()), Queue: rt.queue.Stats(),
+		Sessions: sessions, Abandoned: int(rt.abandons.Load()), Leaked: int(rt.leaked.Load()), Panics: int(rt.panics.Load()), Origins: rt.origins.list(), Queue: rt.queue.Stats(),
 		Memory: rt.mem.Stats(), Pinned: rt.pinned.Stats(), Events: event.PoolOf(rt.core).Stats(),
 	}
 }

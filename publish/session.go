@@ -25,6 +25,8 @@ type session struct {
 	lane *stream.Lane
 	cell own.Cell
 
+	origin *origin // with Config.Stacks
+
 	values, launches, uploads, publications atomic.Int64
 }
 
@@ -54,9 +56,9 @@ func (rt *Runtime) OpenSession(st *stream.Stream) (*Session, error) {
 	rt.mu.Lock()
 	rt.sessions++
 	rt.mu.Unlock()
-	s := &Session{&session{rt: rt, lane: l}}
+	s := &Session{&session{rt: rt, lane: l, origin: rt.origins.born("session")}}
 	s.st.cell.Open()
-	runtime.AddCleanup(s, (*session).close, s.st)
+	runtime.AddCleanup(s, (*session).abandon, s.st)
 	return s, nil
 }
 
@@ -107,14 +109,24 @@ func (s *Session) end() {
 	runtime.KeepAlive(s)
 }
 
-// close makes no driver call: a cleanup may be its caller.
 func (st *session) close() {
 	if st.cell.Close() {
 		st.release()
 	}
 }
 
+// abandon is the cleanup of a Session that was not closed: it makes no driver
+// call.
+func (st *session) abandon() {
+	if st.cell.Close() {
+		st.rt.abandons.Add(1)
+		st.rt.origins.end(st.origin, "abandoned")
+		st.release()
+	}
+}
+
 func (st *session) release() {
+	st.rt.origins.end(st.origin, "") // unless it has another fate
 	st.lane.Unhold()
 	st.lane.Drop()
 	st.rt.mu.Lock()
@@ -202,7 +214,7 @@ func (s *Session) Alloc(d DType, shape ...int) (*Value, error) {
 	if err != nil {
 		return nil, &RejectedError{Op: "alloc", Reason: err}
 	}
-	lf, err := st.rt.newLife(st.lane, true)
+	lf, err := st.rt.newLife(st.lane, true, ext.bytes)
 	if err != nil {
 		return nil, &RejectedError{Op: "alloc", Reason: err}
 	}
@@ -225,6 +237,7 @@ func (s *Session) Alloc(d DType, shape ...int) (*Value, error) {
 		return nil, &RejectedError{Op: "alloc", Reason: fmt.Errorf("%v %v: %w", d, shape, err)}
 	}
 	r.use(st.lane.Issued())
+	r.born("value")
 	r.value.Open()
 	st.values.Add(1)
 	return &lf.value, nil
@@ -308,7 +321,7 @@ func (s *Session) Upload(v *Value, buf *pinned.Buffer) (*Transfer, error) {
 		return reject(err)
 	}
 	defer runtime.KeepAlive(buf)
-	lf, err := st.rt.newLife(st.lane, false)
+	lf, err := st.rt.newLife(st.lane, false, int64(buf.Len()))
 	if err != nil {
 		giveBack(cell, block)
 		return reject(err)
@@ -327,6 +340,7 @@ func (s *Session) Upload(v *Value, buf *pinned.Buffer) (*Transfer, error) {
 		r.keep(unproven)
 		return nil, &UnprovenError{"upload", unproven}
 	}
+	r.born("upload")
 	r.transfer.Open()
 	st.uploads.Add(1)
 	return &lf.transfer, nil
@@ -438,6 +452,7 @@ func (s *Session) publish(v *Value, asserted bool) (*Publication, error) {
 		r.keep(unproven)
 		return nil, &UnprovenError{"publish", unproven}
 	}
+	r.born("publication")
 	r.pub.Open()
 	st.publications.Add(1)
 	return &v.life.pub, nil

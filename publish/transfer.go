@@ -109,6 +109,7 @@ func (t *Transfer) Wait(ctx context.Context) (*pinned.Buffer, error) {
 	}
 	block := r.buf
 	r.buf = nil
+	r.ticket.Shrink(int64(r.n))
 	buf := wire.NewBuffer(block, r.n).(*pinned.Buffer)
 	if cause := r.terminal(); cause != nil {
 		r.keep(cause) // the copy is done; the source was tainted, or is on a lost context

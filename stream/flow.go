@@ -172,3 +172,6 @@ func (f *Flow) Await(core *wire.Context) (freed <-chan struct{}, stop func()) {
 	WatcherOf(core).Add(f)
 	return freed, func() { f.waiting.Add(-1) }
 }
+
+// Waiting returns how many wait for room.
+func (f *Flow) Waiting() int { return int(f.waiting.Load()) }
