@@ -22,6 +22,20 @@
 // A [*RejectedError] means that nothing was enqueued and every owner stays with
 // the caller. An [*UnprovenError] means that something may have been enqueued.
 //
+// # Room
+//
+// What is in flight and what waits to be released is bounded, so that no call
+// blocks in the driver and no memory is gone without a trace. At a bound, after
+// one look at what completed, an operation is rejected: ErrStreamFull,
+// ErrContextFull, ErrQueueFull, or driver.ErrOutOfMemory. [Session.AllocContext],
+// [Session.UploadContext], [Session.LaunchContext] and
+// [Publication.DownloadIntoContext] wait for room instead. [Session.Publish] needs
+// none: a value has the slot that its publication and its end need.
+//
+// # States
+//
+// states.go has the state machines: what each method does in each state.
+//
 // All handles are safe for concurrent use, from any goroutine and any thread.
 package publish
 

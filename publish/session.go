@@ -401,7 +401,7 @@ func Out(v *Value) kernel.Arg { return wire.OperandArg(v).(kernel.Arg) }
 
 // Publish moves v into a publication with its producer frontier, an event
 // behind everything that the session's stream ran before (cuEventRecord). It
-// never waits.
+// never waits, and is not refused for want of room.
 //
 // Rejected, v stays as it was, and is in the error. Unproven, v is retained.
 func (s *Session) Publish(v *Value) (*Publication, error) { return s.publish(v, false) }
