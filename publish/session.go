@@ -287,6 +287,9 @@ func (st *session) giveBack(r *record, cause error) {
 // outcome sorts the error of an enqueue: nil, or a rejection, or an unproven
 // one with its cause.
 func outcome(err error) (rejected, unproven error) {
+	if err == nil {
+		return nil, nil // the usual case takes no memory
+	}
 	var e *stream.Enqueued
 	if errors.As(err, &e) {
 		return nil, e.Err
