@@ -181,10 +181,13 @@ func (s *Sim) HostFunc(f func()) uintptr {
 	return h
 }
 
-func (s *Sim) launchHostFunc(hs cuapi.Stream, fn, _ uintptr) cuapi.Result {
+func (s *Sim) launchHostFunc(hs cuapi.Stream, fn, data uintptr) cuapi.Result {
 	st, r := s.room(hs, work)
 	if r != cuapi.Success {
 		return r
+	}
+	if fn == s.semWait {
+		return s.waitSemaphore(st, cuapi.DevicePtr(data))
 	}
 	f := s.hostFuncs[fn]
 	if f == nil {
@@ -197,6 +200,42 @@ func (s *Sim) launchHostFunc(hs cuapi.Stream, fn, _ uintptr) cuapi.Result {
 		}
 		return cuapi.Success
 	}})
+}
+
+// hostWait gives the simulator's own semaphores: a word of pinned memory that
+// counts posts. The wait is no Go function, which would keep the goroutine whose
+// call reaches it, but an operation that is ready when there is a post. Posts are
+// no driver calls: they are noticed as writes of flags are.
+func (s *Sim) hostWait() (*cuapi.HostWait, error) {
+	return &cuapi.HostWait{
+		Wait:  s.semWait,
+		Init:  func(sem cuapi.HostPtr) { storeFlag(hostBytes(sem, 4), 0) },
+		Post:  func(sem cuapi.HostPtr) { addFlag(hostBytes(sem, 4), 1) },
+		Taken: func(sem cuapi.HostPtr) bool { return loadFlag(hostBytes(sem, 4)) == 0 },
+	}, nil
+}
+
+// waitSemaphore holds the stream until it takes a post. Whether a host function
+// that waits occupies a hardware queue was never measured: it is taken to.
+func (s *Sim) waitSemaphore(st *stream, addr cuapi.DevicePtr) cuapi.Result {
+	d, r := s.devicePlace(addr, cuapi.SemaphoreBytes)
+	if r != cuapi.Success || d.b.host == nil {
+		s.violate(Misuse, fmt.Sprintf("no pinned memory for a semaphore is at %#x", uint64(addr)), nil)
+		return cuapi.InvalidValue // a real driver would not look
+	}
+	if st.capture == nil && st.ctx.fault == cuapi.Success {
+		s.flags++
+	}
+	st.blind = true
+	return s.enqueue(st, op{
+		uses: uses(d.b), fills: work, holds: true,
+		ready: func() bool { return loadFlag(d.bytes(4)) > 0 },
+		run: func() cuapi.Result {
+			addFlag(d.bytes(4), ^uint32(0))
+			s.flags--
+			return cuapi.Success
+		},
+	})
 }
 
 // outside runs a host function without the lock, whatever way it ends.

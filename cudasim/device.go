@@ -208,6 +208,7 @@ var deviceAttributes = map[int32]int32{
 	cuapi.DeviceCapabilityMajor:        9,
 	cuapi.DeviceCapabilityMinor:        0,
 	cuapi.DeviceMaxSharedPerBlockOptin: 227 << 10,
+	cuapi.DeviceManagedMemory:          1,
 	cuapi.DeviceMemoryPools:            1,
 	31:                                 1,    // CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS
 	39:                                 2048, // CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR

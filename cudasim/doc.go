@@ -52,7 +52,7 @@
 // # What is not simulated
 //
 // Per-thread default streams (the handles 0, 1 and 2 all mean the legacy
-// stream), executing graphs, cubin images, managed memory, and the calls of C
-// function pointers: see [Sim.HostFunc]. Host writes to a word that a stream
-// waits on must be atomic stores.
+// stream), executing graphs, cubin images, the host's access to managed memory,
+// and the calls of C function pointers: see [Sim.HostFunc]. Host writes to a word
+// that a stream waits on must be atomic stores.
 package cudasim

@@ -22,14 +22,15 @@ const (
 // A block is one allocation: of device memory, of pinned memory, or a range of
 // host memory that was registered.
 type block struct {
-	base   uint64
-	size   uint64
-	data   []byte // nil until something touches it
-	ctx    *context
-	pool   *pool
-	module *module // of a module's global
-	host   cuapi.HostPtr
-	reg    bool // registered
+	base    uint64
+	size    uint64
+	data    []byte // nil until something touches it
+	ctx     *context
+	pool    *pool
+	module  *module // of a module's global
+	host    cuapi.HostPtr
+	reg     bool // registered
+	managed bool
 
 	born    tick  // the stream's allocation, for pool memory
 	last    clock // the newest uses
@@ -50,6 +51,8 @@ func (b *block) String() string {
 		what = "pinned memory"
 	case b.pool != nil:
 		what = "pool memory"
+	case b.managed:
+		what = "managed memory"
 	}
 	return fmt.Sprintf("%s %#x of %d bytes", what, b.base, b.size)
 }
@@ -240,6 +243,20 @@ func (s *Sim) memAlloc(p *cuapi.DevicePtr, size uintptr) cuapi.Result {
 	return cuapi.Success
 }
 
+// memAllocManaged gives managed memory, which the device and the driver's calls
+// use as its own; what the host does with it is not simulated: its address is
+// none of the host's. flags are CU_MEM_ATTACH_GLOBAL or HOST (documented).
+func (s *Sim) memAllocManaged(p *cuapi.DevicePtr, size uintptr, flags uint32) cuapi.Result {
+	if flags != cuapi.MemAttachGlobal && flags != cuapi.MemAttachHost {
+		return cuapi.InvalidValue
+	}
+	r := s.memAlloc(p, size)
+	if r == cuapi.Success {
+		s.mem.at(uint64(*p)).managed = true
+	}
+	return r
+}
+
 func (s *Sim) memFree(addr cuapi.DevicePtr) cuapi.Result {
 	if addr == 0 {
 		return cuapi.Success
@@ -334,7 +351,9 @@ func (s *Sim) memGetAddressRange(base *cuapi.DevicePtr, size *uintptr, addr cuap
 }
 
 // pointerGetAttribute needs no current context, and answers InvalidValue for
-// an address that the driver does not know (measured).
+// an address that the driver does not know (measured). Memory of a pool belongs
+// to a device and to no context: it has a null one (reported). Managed memory is
+// device memory besides (reported).
 func (s *Sim) pointerGetAttribute(data cuapi.HostPtr, attribute int32, addr cuapi.DevicePtr) cuapi.Result {
 	b := s.mem.at(uint64(addr))
 	if b == nil || b.freed {
@@ -342,7 +361,11 @@ func (s *Sim) pointerGetAttribute(data cuapi.HostPtr, attribute int32, addr cuap
 	}
 	switch attribute {
 	case cuapi.PointerContext:
-		poke(data, b.ctx.h)
+		h := b.ctx.h
+		if b.pool != nil {
+			h = 0
+		}
+		poke(data, h)
 	case cuapi.PointerMemoryType:
 		kind := uint32(cuapi.MemoryTypeDevice)
 		if b.host != nil {
@@ -350,7 +373,7 @@ func (s *Sim) pointerGetAttribute(data cuapi.HostPtr, attribute int32, addr cuap
 		}
 		poke(data, kind)
 	case cuapi.PointerIsManaged:
-		poke(data, byte(0))
+		poke(data, b.managed)
 	case cuapi.PointerOrdinal:
 		poke(data, int32(b.ctx.dev.ordinal))
 	case cuapi.PointerRangeStart:

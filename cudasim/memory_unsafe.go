@@ -50,7 +50,8 @@ func pointerIn(values *uintptr, i int) *byte {
 	return *(**byte)(unsafe.Add(unsafe.Pointer(values), uintptr(i)*unsafe.Sizeof(*values)))
 }
 
-// loadFlag and storeFlag touch a word that a stream waits on, which the host
-// may write at any time. The address is a multiple of 4.
+// loadFlag, storeFlag and addFlag touch a word that a stream waits on, which the
+// host may write at any time. The address is a multiple of 4.
 func loadFlag(b []byte) uint32     { return atomic.LoadUint32((*uint32)(unsafe.Pointer(&b[0]))) }
 func storeFlag(b []byte, v uint32) { atomic.StoreUint32((*uint32)(unsafe.Pointer(&b[0])), v) }
+func addFlag(b []byte, v uint32)   { atomic.AddUint32((*uint32)(unsafe.Pointer(&b[0])), v) }

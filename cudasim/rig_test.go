@@ -54,6 +54,12 @@ func (r *rig) device(n int) (p cuapi.DevicePtr) {
 	return p
 }
 
+func (r *rig) managed(n int) (p cuapi.DevicePtr) {
+	r.Helper()
+	r.ok(r.MemAllocManaged(&p, uintptr(n), cuapi.MemAttachGlobal))
+	return p
+}
+
 func (r *rig) pinned(n int) (cuapi.HostPtr, []byte) {
 	r.Helper()
 	var p cuapi.HostPtr

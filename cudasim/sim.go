@@ -60,7 +60,7 @@ type Sim struct {
 	seq     uint64    // order of all operations
 	clock   uint64    // virtual nanoseconds, for elapsed times
 	faults  int       // contexts whose fault no call has reported yet
-	flags   int       // pending waits on memory values
+	flags   int       // pending waits on memory values and semaphores
 	global  int       // captures in global mode
 	polling bool      // the flag poller runs
 
@@ -70,6 +70,7 @@ type Sim struct {
 
 	kernels   map[string]func(*Launch)
 	hostFuncs map[uintptr]func()
+	semWait   uintptr // the host function that waits for a semaphore
 
 	violations []Violation
 	lost       []leftover // what a destroyed context took with it
@@ -111,6 +112,7 @@ func New(cfg Config) *Sim {
 	for i := range cfg.Devices {
 		s.devices = append(s.devices, &device{ordinal: cuapi.Device(i), queues: cfg.HardwareQueues})
 	}
+	s.semWait = s.newID()
 	raw := s.raw()
 	for _, e := range cuapi.Entries {
 		if e.Since() > cfg.Version {
@@ -308,7 +310,7 @@ var rules = func() (t [cuapi.NumEntries]rule) {
 	for _, id := range []cuapi.ID{
 		cuapi.IDEventCreate, cuapi.IDStreamCreate, cuapi.IDStreamCreateWithPriority, // measured
 		cuapi.IDMemAlloc, cuapi.IDMemHostAlloc, cuapi.IDCtxSynchronize, // measured
-		cuapi.IDMemHostRegister, cuapi.IDMemHostGetDevicePointer, cuapi.IDMemGetInfo, // documented
+		cuapi.IDMemAllocManaged, cuapi.IDMemHostRegister, cuapi.IDMemHostGetDevicePointer, cuapi.IDMemGetInfo, // documented
 		cuapi.IDCtxEnablePeerAccess, cuapi.IDCtxDisablePeerAccess, cuapi.IDModuleLoadDataEx, // documented
 	} {
 		t[id].current = true
@@ -323,7 +325,7 @@ var rules = func() (t [cuapi.NumEntries]rule) {
 		t[id].frees = true
 	}
 	for _, id := range []cuapi.ID{
-		cuapi.IDMemAlloc, cuapi.IDMemFree, cuapi.IDMemHostAlloc, cuapi.IDMemFreeHost,
+		cuapi.IDMemAlloc, cuapi.IDMemAllocManaged, cuapi.IDMemFree, cuapi.IDMemHostAlloc, cuapi.IDMemFreeHost,
 		cuapi.IDMemAllocAsync, cuapi.IDMemAllocFromPoolAsync, cuapi.IDMemFreeAsync,
 		cuapi.IDEventQuery, cuapi.IDEventSynchronize, cuapi.IDStreamQuery, cuapi.IDStreamSynchronize,
 	} {

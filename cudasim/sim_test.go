@@ -375,6 +375,82 @@ func TestHostFunctions(t *testing.T) {
 	r.clean()
 }
 
+// A host function that waits for a semaphore takes one post, made before or after
+// it is reached, and fills the stream as others do.
+func TestSemaphores(t *testing.T) {
+	r := newRig(t, Config{})
+	w, err := r.HostWait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, ev := r.stream(), r.event()
+	sem, _ := r.pinned(cuapi.SemaphoreBytes)
+	at := uintptr(hostAddress(sem))
+	w.Init(sem)
+	if !w.Taken(sem) {
+		t.Error("a fresh semaphore has posts")
+	}
+	r.ok(r.LaunchHostFunc(st, w.Wait, at))
+	r.ok(r.LaunchHostFunc(st, w.Wait, at))
+	r.ok(r.EventRecord(ev, st))
+	w.Post(sem)
+	r.want(cuapi.NotReady, r.EventQuery(ev))
+	if !w.Taken(sem) {
+		t.Error("the first wait did not take the post")
+	}
+	w.Post(sem)
+	r.ok(r.EventSynchronize(ev))
+	w.Post(sem)
+	if w.Taken(sem) {
+		t.Error("the third post is taken, and there were two waits")
+	}
+	var g cuapi.Graph
+	r.ok(r.StreamBeginCapture(st, cuapi.CaptureModeRelaxed)) // which takes nothing
+	r.ok(r.LaunchHostFunc(st, w.Wait, at))
+	r.ok(r.StreamEndCapture(st, &g))
+	if w.Taken(sem) || r.sim.flags != 0 {
+		t.Errorf("a captured wait took the post, or is pending: %d", r.sim.flags)
+	}
+	for range streamDepth {
+		r.ok(r.LaunchHostFunc(st, w.Wait, at))
+	}
+	if n := r.sim.streams[st].counted; n != streamDepth-1 {
+		t.Errorf("%d waits fill the stream, want all but the one that took the post", n)
+	}
+	r.clean()
+}
+
+func TestManagedMemory(t *testing.T) {
+	r := newRig(t, Config{})
+	p := r.managed(100)
+	d := r.device(100)
+	for _, c := range []struct {
+		at   cuapi.DevicePtr
+		attr int32
+		want uint64
+	}{
+		{p, cuapi.PointerMemoryType, cuapi.MemoryTypeDevice}, {p + 99, cuapi.PointerIsManaged, 1}, {p, cuapi.PointerContext, uint64(r.ctx)},
+		{p, cuapi.PointerOrdinal, 0}, {p + 99, cuapi.PointerRangeStart, uint64(p)}, {p, cuapi.PointerRangeSize, 100},
+		{d, cuapi.PointerIsManaged, 0}, {d, cuapi.PointerContext, uint64(r.ctx)},
+	} {
+		v := new(uint64)
+		r.ok(r.PointerGetAttribute(cuapi.WordPtr(v), c.attr, c.at))
+		if *v != c.want {
+			t.Errorf("attribute %d of %#x: %#x, want %#x", c.attr, c.at, *v, c.want)
+		}
+	}
+	var q cuapi.DevicePtr
+	r.want(cuapi.InvalidValue, r.MemAllocManaged(&q, 8, 0))
+	r.want(cuapi.InvalidValue, r.MemAllocManaged(&q, 8, 3))
+	r.want(cuapi.InvalidValue, r.MemAllocManaged(&q, 0, cuapi.MemAttachHost))
+	r.want(cuapi.OutOfMemory, r.MemAllocManaged(&q, 1<<40, cuapi.MemAttachHost))
+	r.ok(r.MemFree(p))
+	r.want(cuapi.InvalidValue, r.PointerGetAttribute(cuapi.WordPtr(new(uint64)), cuapi.PointerIsManaged, p))
+	r.ok(r.CtxSetCurrent(0))
+	r.want(cuapi.InvalidContext, r.MemAllocManaged(&q, 8, cuapi.MemAttachGlobal))
+	r.clean()
+}
+
 func TestLegacyStreamWaitsForBlockingStreams(t *testing.T) {
 	r := newRig(t, Config{})
 	var blocking cuapi.Stream

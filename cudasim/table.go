@@ -37,6 +37,7 @@ func (s *Sim) raw() *cuapi.Table {
 		CtxDisablePeerAccess:            s.ctxDisablePeerAccess,
 		MemGetInfo:                      s.memGetInfo,
 		MemAlloc:                        s.memAlloc,
+		MemAllocManaged:                 s.memAllocManaged,
 		MemFree:                         s.memFree,
 		MemHostAlloc:                    s.memHostAlloc,
 		MemFreeHost:                     s.memFreeHost,
@@ -97,6 +98,7 @@ func (s *Sim) raw() *cuapi.Table {
 		LaunchKernel:                    s.launchKernel,
 		OccupancyMaxActiveBlocksPerMultiprocessor: s.occupancyMaxActiveBlocks,
 		OccupancyMaxPotentialBlockSize:            s.occupancyMaxPotentialBlockSize,
+		HostWait:                                  s.hostWait,
 	}
 }
 

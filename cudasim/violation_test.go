@@ -216,6 +216,27 @@ func TestViolations(t *testing.T) {
 		{"unknown host function", []Kind{NoFunction}, false, func(r *rig) {
 			r.want(cuapi.InvalidValue, r.LaunchHostFunc(r.stream(), 0x4242, 0))
 		}},
+		{"semaphore that is not in pinned memory", []Kind{Misuse, Misuse}, false, func(r *rig) {
+			w, _ := r.HostWait()
+			r.want(cuapi.InvalidValue, r.LaunchHostFunc(r.stream(), w.Wait, 0x4242))
+			r.want(cuapi.InvalidValue, r.LaunchHostFunc(r.stream(), w.Wait, uintptr(r.device(64))))
+		}},
+		{"free of a semaphore that a stream waits for", []Kind{FreeInFlight}, false, func(r *rig) {
+			w, _ := r.HostWait()
+			sem, _ := r.pinned(cuapi.SemaphoreBytes)
+			w.Init(sem)
+			w.Post(sem)
+			r.ok(r.LaunchHostFunc(r.stream(), w.Wait, uintptr(hostAddress(sem))))
+			r.ok(r.MemFreeHost(sem))
+		}},
+		{"managed memory freed under a fill", []Kind{FreeInFlight}, false, func(r *rig) {
+			p := r.managed(8)
+			r.ok(r.MemsetD8Async(p, 0, 8, r.stream()))
+			r.ok(r.MemFree(p))
+		}},
+		{"managed memory freed to a pool", []Kind{BadFree}, false, func(r *rig) {
+			r.want(cuapi.InvalidValue, r.MemFreeAsync(r.managed(8), r.stream()))
+		}},
 		{"kernel panics", []Kind{Panicked}, false, func(r *rig) {
 			st := r.stream()
 			_, f := r.function(addPTX, "none")

@@ -2,8 +2,12 @@ package drivertest
 
 import (
 	"bytes"
+	"context"
 
+	"github.com/purecuda/purecuda/driver"
 	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/internal/hold"
+	"github.com/purecuda/purecuda/internal/wire"
 )
 
 var orderCases = []Case{
@@ -16,6 +20,7 @@ var orderCases = []Case{
 		r.want(r.StreamSynchronize(s), cuapi.Success, "the stream that waits for it")
 	}},
 	{Name: "HeldStream", Evidence: "Results and edge cases: 600 is returned by queries of a held stream and of events behind it", run: heldStream},
+	{Name: "HoldByHostFunction", Evidence: onHardware, run: holdByHostFunction},
 	{Name: "OthersProceed", Evidence: stalls + "cuEventRecord, copies, cuLaunchKernel on another stream", run: othersProceed},
 	{Name: "WaitEvent", Evidence: "Results and edge cases: takes the state recorded at the call", run: waitEvent},
 	{Name: "Run", Evidence: "design: Table.Run stops at the first failure and tells which", run: runList},
@@ -68,6 +73,90 @@ func othersProceed(r *rig) {
 	r.want(r.StreamQuery(held), cuapi.NotReady, "query of the held stream")
 	if !bytes.Equal(data, bytes.Repeat([]byte{4, 3, 2, 1}, 1024)) {
 		r.Errorf("the kernel's result is wrong: %x …", data[:16])
+	}
+}
+
+// holdByHostFunction holds a stream as internal/hold does on a driver without
+// cuStreamWaitValue32: twice, released the other way around. Host functions may be
+// called one after another, so that only one stream has any.
+func holdByHostFunction(r *rig) {
+	if !r.Has(cuapi.IDLaunchHostFunc) {
+		r.Fatal("the driver lacks cuLaunchHostFunc")
+	}
+	table := *r.Table
+	table.Remove(cuapi.IDStreamWaitValue32)
+	launches := 0
+	table.LaunchHostFunc = func(s cuapi.Stream, fn, data uintptr) cuapi.Result {
+		launches++
+		return r.LaunchHostFunc(s, fn, data)
+	}
+	made, err := wire.NewDriver(&table, "without cuStreamWaitValue32")
+	if err != nil {
+		r.Fatal(err)
+	}
+	dev, err := made.(*driver.Driver).Device(0)
+	if err != nil {
+		r.Fatal(err)
+	}
+	ctx, err := dev.Primary()
+	if err != nil {
+		r.Fatal(err)
+	}
+
+	held, s, behind, beside := r.stream(), r.stream(), r.event(), r.event()
+	src, dst := r.device(4096, 1), r.device(4096, 2)
+	h, data := r.pinned(4096)
+	h2, data2 := r.pinned(4096)
+	var free []func()
+	for range 2 {
+		f, err := hold.Stream(ctx, uintptr(held))
+		if err != nil {
+			r.Fatal(err)
+		}
+		free = append(free, f)
+		r.holds = append(r.holds, f) // again at the end, should the case fail
+	}
+	if launches != 2 {
+		r.Errorf("two holds made %d calls of cuLaunchHostFunc", launches)
+	}
+	r.ok(r.MemsetD8Async(src, 9, 4096, held))
+	r.ok(r.MemcpyDtoHAsync(h, src, 4096, held))
+	r.ok(r.EventRecord(behind, held))
+	pending := func(when string) {
+		for range 100 {
+			r.want(r.StreamQuery(held), cuapi.NotReady, "query of the held stream "+when)
+			r.want(r.EventQuery(behind), cuapi.NotReady, "query of the event behind "+when)
+		}
+		if data[0] != 0 || data[4095] != 0 {
+			r.Errorf("the copy behind was made %s", when)
+		}
+	}
+	pending("at first")
+
+	r.ok(r.MemsetD8Async(dst, 7, 4096, s))
+	r.ok(r.MemcpyDtoHAsync(h2, dst, 4096, s))
+	r.ok(r.EventRecord(beside, s))
+	r.mustReturn(r.start("cuEventSynchronize on another stream", func() cuapi.Result { return r.EventSynchronize(beside) }), cuapi.Success)
+	if !bytes.Equal(data2, bytes.Repeat([]byte{7}, 4096)) {
+		r.Errorf("the copy on another stream is not there: %x …", data2[:16])
+	}
+	pending("while another stream went on")
+
+	free[1]()
+	free[1]()
+	pending("after the release of the second hold alone")
+	free[0]()
+	r.mustReturn(r.start("cuEventSynchronize after the release", func() cuapi.Result { return r.EventSynchronize(behind) }), cuapi.Success)
+	if !bytes.Equal(data, bytes.Repeat([]byte{9}, 4096)) {
+		r.Errorf("the copy behind is not there: %x …", data[:16])
+	}
+	r.want(r.StreamSynchronize(held), cuapi.Success, "the stream after")
+	r.want(r.StreamQuery(held), cuapi.Success, "query of the stream after")
+
+	wait, cancel := context.WithTimeout(context.Background(), deadline)
+	defer cancel()
+	if err := ctx.Shutdown(wait); err != nil { // frees the semaphores
+		r.Errorf("Shutdown: %v", err)
 	}
 }
 

@@ -85,6 +85,8 @@ const (
 	EventBlockingSync  = 1 // CU_EVENT_BLOCKING_SYNC
 	EventDisableTiming = 2 // CU_EVENT_DISABLE_TIMING
 
+	MemAttachGlobal           = 1 // CU_MEM_ATTACH_GLOBAL
+	MemAttachHost             = 2 // CU_MEM_ATTACH_HOST
 	MemHostAllocPortable      = 1 // CU_MEMHOSTALLOC_PORTABLE
 	MemHostAllocDeviceMap     = 2 // CU_MEMHOSTALLOC_DEVICEMAP
 	MemHostAllocWriteCombined = 4 // CU_MEMHOSTALLOC_WRITECOMBINED
@@ -127,6 +129,7 @@ const (
 	DeviceUnifiedAddressing      = 41  // CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING
 	DeviceCapabilityMajor        = 75  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
 	DeviceCapabilityMinor        = 76  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
+	DeviceManagedMemory          = 83  // CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY
 	DeviceMaxSharedPerBlockOptin = 97  // CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 	DeviceMemoryPools            = 115 // CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED
 

@@ -235,6 +235,15 @@ func Intercept(t *Table, around func(c Call, next func() Result) Result) *Table 
 			return around(c, func() Result { return f(dptr, bytesize) })
 		}
 	}
+	if f := t.MemAllocManaged; f != nil {
+		w.MemAllocManaged = func(dptr *DevicePtr, bytesize uintptr, flags uint32) Result {
+			c := Call{ID: IDMemAllocManaged, N: 3}
+			c.Args[0] = uint64(uintptr(unsafe.Pointer(dptr)))
+			c.Args[1] = uint64(bytesize)
+			c.Args[2] = uint64(flags)
+			return around(c, func() Result { return f(dptr, bytesize, flags) })
+		}
+	}
 	if f := t.MemFree; f != nil {
 		w.MemFree = func(dptr DevicePtr) Result {
 			c := Call{ID: IDMemFree, N: 1}
@@ -765,5 +774,6 @@ func Intercept(t *Table, around func(c Call, next func() Result) Result) *Table 
 		}
 	}
 	w.Run = func(l *List) (int, Result) { return RunEach(w, l) }
+	w.HostWait = t.HostWait
 	return w
 }

@@ -61,6 +61,8 @@ type Table struct {
 	MemGetInfo func(free *uintptr, total *uintptr) Result
 	// cuMemAlloc_v2: CUDA 3.2, required, block lock.
 	MemAlloc func(dptr *DevicePtr, bytesize uintptr) Result
+	// cuMemAllocManaged: CUDA 6.0, optional, block setup.
+	MemAllocManaged func(dptr *DevicePtr, bytesize uintptr, flags uint32) Result
 	// cuMemFree_v2: CUDA 3.2, required, block held.
 	MemFree func(dptr DevicePtr) Result
 	// cuMemHostAlloc: CUDA 2.2, required, block lock.
@@ -185,6 +187,10 @@ type Table struct {
 	// Run executes a list of calls in order and stops at the first that does
 	// not return Success. It returns how many succeeded and that result.
 	Run func(l *List) (int, Result)
+
+	// HostWait tells how a host function waits for the host, or why it can not.
+	// It makes no driver call. It is nil where nobody knows.
+	HostWait func() (*HostWait, error)
 }
 
 // An ID names one entry point of the manifest.
@@ -219,6 +225,7 @@ const (
 	IDCtxDisablePeerAccess
 	IDMemGetInfo
 	IDMemAlloc
+	IDMemAllocManaged
 	IDMemFree
 	IDMemHostAlloc
 	IDMemFreeHost
@@ -281,7 +288,7 @@ const (
 	IDOccupancyMaxPotentialBlockSize
 
 	// NumEntries counts the entry points.
-	NumEntries = 88
+	NumEntries = 89
 )
 
 // Entries describes the entry points, in the manifest's order: Entries[id].
@@ -314,6 +321,7 @@ var Entries = [NumEntries]Entry{
 	{ID: IDCtxDisablePeerAccess, Name: "CtxDisablePeerAccess", Symbols: []Symbol{{"cuCtxDisablePeerAccess", 4000}}, Required: false, Block: BlockSetup, List: false, Args: 1},
 	{ID: IDMemGetInfo, Name: "MemGetInfo", Symbols: []Symbol{{"cuMemGetInfo_v2", 3020}}, Required: true, Block: BlockLock, List: false, Args: 2},
 	{ID: IDMemAlloc, Name: "MemAlloc", Symbols: []Symbol{{"cuMemAlloc_v2", 3020}}, Required: true, Block: BlockLock, List: false, Args: 2},
+	{ID: IDMemAllocManaged, Name: "MemAllocManaged", Symbols: []Symbol{{"cuMemAllocManaged", 6000}}, Required: false, Block: BlockSetup, List: false, Args: 3},
 	{ID: IDMemFree, Name: "MemFree", Symbols: []Symbol{{"cuMemFree_v2", 3020}}, Required: true, Block: BlockHeld, List: false, Args: 1},
 	{ID: IDMemHostAlloc, Name: "MemHostAlloc", Symbols: []Symbol{{"cuMemHostAlloc", 2020}}, Required: true, Block: BlockLock, List: false, Args: 3},
 	{ID: IDMemFreeHost, Name: "MemFreeHost", Symbols: []Symbol{{"cuMemFreeHost", 2000}}, Required: true, Block: BlockHeld, List: false, Args: 1},
@@ -435,6 +443,8 @@ func (t *Table) Has(id ID) bool {
 		return t.MemGetInfo != nil
 	case IDMemAlloc:
 		return t.MemAlloc != nil
+	case IDMemAllocManaged:
+		return t.MemAllocManaged != nil
 	case IDMemFree:
 		return t.MemFree != nil
 	case IDMemHostAlloc:
@@ -618,6 +628,8 @@ func (t *Table) Remove(id ID) {
 		t.MemGetInfo = nil
 	case IDMemAlloc:
 		t.MemAlloc = nil
+	case IDMemAllocManaged:
+		t.MemAllocManaged = nil
 	case IDMemFree:
 		t.MemFree = nil
 	case IDMemHostAlloc:

@@ -309,6 +309,17 @@ func fill(t *cuapi.Table, addrs *[cuapi.NumEntries]uintptr) {
 			return cuapi.Result(cgocall(call2, unsafe.Pointer(b)))
 		}
 	}
+	if sym := addrs[cuapi.IDMemAllocManaged]; sym != 0 {
+		t.MemAllocManaged = func(dptr *cuapi.DevicePtr, bytesize uintptr, flags uint32) cuapi.Result {
+			b := &struct {
+				fn uintptr
+				a0 *cuapi.DevicePtr
+				a1 uint64
+				a2 uint64
+			}{sym, dptr, uint64(bytesize), uint64(flags)}
+			return cuapi.Result(cgocall(call3, unsafe.Pointer(b)))
+		}
+	}
 	if sym := addrs[cuapi.IDMemFree]; sym != 0 {
 		t.MemFree = func(dptr cuapi.DevicePtr) cuapi.Result {
 			b := &struct {

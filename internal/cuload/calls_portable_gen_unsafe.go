@@ -181,6 +181,12 @@ func fill(t *cuapi.Table, addrs *[cuapi.NumEntries]uintptr) {
 			return cuapi.Result(r)
 		}
 	}
+	if sym := addrs[cuapi.IDMemAllocManaged]; sym != 0 {
+		t.MemAllocManaged = func(dptr *cuapi.DevicePtr, bytesize uintptr, flags uint32) cuapi.Result {
+			r, _, _ := purego.SyscallN(sym, uintptr(unsafe.Pointer(dptr)), uintptr(bytesize), uintptr(flags))
+			return cuapi.Result(r)
+		}
+	}
 	if sym := addrs[cuapi.IDMemFree]; sym != 0 {
 		t.MemFree = func(dptr cuapi.DevicePtr) cuapi.Result {
 			r, _, _ := purego.SyscallN(sym, uintptr(dptr))

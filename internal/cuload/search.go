@@ -105,6 +105,7 @@ func load(path string) (*Library, error) {
 		return nil, err
 	}
 	fill(lib.Table, addrs)
+	lib.Table.HostWait = hostWait
 	return lib, nil
 }
 

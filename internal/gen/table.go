@@ -52,7 +52,7 @@ func tableFile(entries []entry) string {
 	for _, e := range entries {
 		fmt.Fprintf(&b, "\t// %s: %s.\n\t%s func(%s) Result\n", e.Func, blockDoc(e), e.Name, goParams(e))
 	}
-	b.WriteString("\n\t// Run executes a list of calls in order and stops at the first that does\n\t// not return Success. It returns how many succeeded and that result.\n\tRun func(l *List) (int, Result)\n}\n\n")
+	b.WriteString("\n\t// Run executes a list of calls in order and stops at the first that does\n\t// not return Success. It returns how many succeeded and that result.\n\tRun func(l *List) (int, Result)\n\n\t// HostWait tells how a host function waits for the host, or why it can not.\n\t// It makes no driver call. It is nil where nobody knows.\n\tHostWait func() (*HostWait, error)\n}\n\n")
 	b.WriteString("// An ID names one entry point of the manifest.\ntype ID uint8\n\nconst (\n")
 	for i, e := range entries {
 		if i == 0 {
@@ -150,6 +150,6 @@ func Intercept(t *Table, around func(c Call, next func() Result) Result) *Table 
 		}
 		fmt.Fprintf(&b, "\t\t\treturn around(c, func() Result { return f(%s) })\n\t\t}\n\t}\n", goArgs(e))
 	}
-	b.WriteString("\tw.Run = func(l *List) (int, Result) { return RunEach(w, l) }\n\treturn w\n}\n")
+	b.WriteString("\tw.Run = func(l *List) (int, Result) { return RunEach(w, l) }\n\tw.HostWait = t.HostWait\n\treturn w\n}\n")
 	return b.String()
 }

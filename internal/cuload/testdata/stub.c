@@ -26,7 +26,7 @@ typedef struct {
 	unsigned char reserved[54];
 } CUmemPoolProps;
 
-enum { ENTRIES = 88, ARGS = 11, TRACE = 256 };
+enum { ENTRIES = 89, ARGS = 11, TRACE = 256 };
 
 /* One call as C saw it; outs are the bytes written through each argument. */
 struct record {
@@ -319,99 +319,99 @@ uint64_t cuMemAlloc_v2(CUdeviceptr* a0, size_t a1) {
 	return stub_leave(&r);
 }
 
+uint64_t cuMemAllocManaged(CUdeviceptr* a0, size_t a1, unsigned int a2) {
+	if (stub_state.quiet)
+		return DIRTY;
+	struct record r = {stub_enter(28, (uint64_t)__builtin_frame_address(0)), 28, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
+	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 28, 0);
+	return stub_leave(&r);
+}
+
 uint64_t cuMemFree_v2(CUdeviceptr a0) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(28, (uint64_t)__builtin_frame_address(0)), 28, 0, 1, {(uint64_t)a0}, {0}};
+	struct record r = {stub_enter(29, (uint64_t)__builtin_frame_address(0)), 29, 0, 1, {(uint64_t)a0}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuMemHostAlloc(void** a0, size_t a1, unsigned int a2) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(29, (uint64_t)__builtin_frame_address(0)), 29, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
-	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 29, 0);
+	struct record r = {stub_enter(30, (uint64_t)__builtin_frame_address(0)), 30, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
+	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 30, 0);
 	return stub_leave(&r);
 }
 
 uint64_t cuMemFreeHost(void* a0) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(30, (uint64_t)__builtin_frame_address(0)), 30, 0, 1, {(uint64_t)a0}, {0}};
+	struct record r = {stub_enter(31, (uint64_t)__builtin_frame_address(0)), 31, 0, 1, {(uint64_t)a0}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuMemHostRegister_v2(void* a0, size_t a1, unsigned int a2) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(31, (uint64_t)__builtin_frame_address(0)), 31, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
+	struct record r = {stub_enter(32, (uint64_t)__builtin_frame_address(0)), 32, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuMemHostUnregister(void* a0) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(32, (uint64_t)__builtin_frame_address(0)), 32, 0, 1, {(uint64_t)a0}, {0}};
+	struct record r = {stub_enter(33, (uint64_t)__builtin_frame_address(0)), 33, 0, 1, {(uint64_t)a0}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuMemHostGetDevicePointer_v2(CUdeviceptr* a0, void* a1, unsigned int a2) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(33, (uint64_t)__builtin_frame_address(0)), 33, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
-	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 33, 0);
+	struct record r = {stub_enter(34, (uint64_t)__builtin_frame_address(0)), 34, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
+	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 34, 0);
 	return stub_leave(&r);
 }
 
 uint64_t cuMemGetAddressRange_v2(CUdeviceptr* a0, size_t* a1, CUdeviceptr a2) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(34, (uint64_t)__builtin_frame_address(0)), 34, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
-	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 34, 0);
-	r.outs[1] = stub_fill((void *)a1, sizeof *a1, 34, 1);
+	struct record r = {stub_enter(35, (uint64_t)__builtin_frame_address(0)), 35, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
+	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 35, 0);
+	r.outs[1] = stub_fill((void *)a1, sizeof *a1, 35, 1);
 	return stub_leave(&r);
 }
 
 uint64_t cuPointerGetAttribute(void* a0, CUpointer_attribute a1, CUdeviceptr a2) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(35, (uint64_t)__builtin_frame_address(0)), 35, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
-	r.outs[0] = stub_fill((void *)a0, 8, 35, 0);
+	struct record r = {stub_enter(36, (uint64_t)__builtin_frame_address(0)), 36, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
+	r.outs[0] = stub_fill((void *)a0, 8, 36, 0);
 	return stub_leave(&r);
 }
 
 uint64_t cuMemAllocAsync(CUdeviceptr* a0, size_t a1, CUstream a2) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(36, (uint64_t)__builtin_frame_address(0)), 36, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
-	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 36, 0);
+	struct record r = {stub_enter(37, (uint64_t)__builtin_frame_address(0)), 37, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
+	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 37, 0);
 	return stub_leave(&r);
 }
 
 uint64_t cuMemAllocFromPoolAsync(CUdeviceptr* a0, size_t a1, CUmemoryPool a2, CUstream a3) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(37, (uint64_t)__builtin_frame_address(0)), 37, 0, 4, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3}, {0}};
-	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 37, 0);
+	struct record r = {stub_enter(38, (uint64_t)__builtin_frame_address(0)), 38, 0, 4, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3}, {0}};
+	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 38, 0);
 	return stub_leave(&r);
 }
 
 uint64_t cuMemFreeAsync(CUdeviceptr a0, CUstream a1) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(38, (uint64_t)__builtin_frame_address(0)), 38, 0, 2, {(uint64_t)a0, (uint64_t)a1}, {0}};
+	struct record r = {stub_enter(39, (uint64_t)__builtin_frame_address(0)), 39, 0, 2, {(uint64_t)a0, (uint64_t)a1}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuDeviceGetDefaultMemPool(CUmemoryPool* a0, CUdevice a1) {
-	if (stub_state.quiet)
-		return DIRTY;
-	struct record r = {stub_enter(39, (uint64_t)__builtin_frame_address(0)), 39, 0, 2, {(uint64_t)a0, (uint64_t)a1}, {0}};
-	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 39, 0);
-	return stub_leave(&r);
-}
-
-uint64_t cuMemPoolCreate(CUmemoryPool* a0, const CUmemPoolProps* a1) {
 	if (stub_state.quiet)
 		return DIRTY;
 	struct record r = {stub_enter(40, (uint64_t)__builtin_frame_address(0)), 40, 0, 2, {(uint64_t)a0, (uint64_t)a1}, {0}};
@@ -419,145 +419,145 @@ uint64_t cuMemPoolCreate(CUmemoryPool* a0, const CUmemPoolProps* a1) {
 	return stub_leave(&r);
 }
 
+uint64_t cuMemPoolCreate(CUmemoryPool* a0, const CUmemPoolProps* a1) {
+	if (stub_state.quiet)
+		return DIRTY;
+	struct record r = {stub_enter(41, (uint64_t)__builtin_frame_address(0)), 41, 0, 2, {(uint64_t)a0, (uint64_t)a1}, {0}};
+	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 41, 0);
+	return stub_leave(&r);
+}
+
 uint64_t cuMemPoolDestroy(CUmemoryPool a0) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(41, (uint64_t)__builtin_frame_address(0)), 41, 0, 1, {(uint64_t)a0}, {0}};
+	struct record r = {stub_enter(42, (uint64_t)__builtin_frame_address(0)), 42, 0, 1, {(uint64_t)a0}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuMemPoolTrimTo(CUmemoryPool a0, size_t a1) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(42, (uint64_t)__builtin_frame_address(0)), 42, 0, 2, {(uint64_t)a0, (uint64_t)a1}, {0}};
+	struct record r = {stub_enter(43, (uint64_t)__builtin_frame_address(0)), 43, 0, 2, {(uint64_t)a0, (uint64_t)a1}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuMemPoolSetAttribute(CUmemoryPool a0, CUmemPool_attribute a1, void* a2) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(43, (uint64_t)__builtin_frame_address(0)), 43, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
+	struct record r = {stub_enter(44, (uint64_t)__builtin_frame_address(0)), 44, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuMemPoolGetAttribute(CUmemoryPool a0, CUmemPool_attribute a1, void* a2) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(44, (uint64_t)__builtin_frame_address(0)), 44, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
-	r.outs[2] = stub_fill((void *)a2, 8, 44, 2);
+	struct record r = {stub_enter(45, (uint64_t)__builtin_frame_address(0)), 45, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
+	r.outs[2] = stub_fill((void *)a2, 8, 45, 2);
 	return stub_leave(&r);
 }
 
 uint64_t cuMemPoolSetAccess(CUmemoryPool a0, const CUmemAccessDesc* a1, size_t a2) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(45, (uint64_t)__builtin_frame_address(0)), 45, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
+	struct record r = {stub_enter(46, (uint64_t)__builtin_frame_address(0)), 46, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuMemPoolGetAccess(CUmemAccess_flags* a0, CUmemoryPool a1, CUmemLocation* a2) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(46, (uint64_t)__builtin_frame_address(0)), 46, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
-	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 46, 0);
+	struct record r = {stub_enter(47, (uint64_t)__builtin_frame_address(0)), 47, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
+	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 47, 0);
 	return stub_leave(&r);
 }
 
 uint64_t cuMemcpyHtoDAsync_v2(CUdeviceptr a0, const void* a1, size_t a2, CUstream a3) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(47, (uint64_t)__builtin_frame_address(0)), 47, 0, 4, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3}, {0}};
+	struct record r = {stub_enter(48, (uint64_t)__builtin_frame_address(0)), 48, 0, 4, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuMemcpyDtoHAsync_v2(void* a0, CUdeviceptr a1, size_t a2, CUstream a3) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(48, (uint64_t)__builtin_frame_address(0)), 48, 0, 4, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3}, {0}};
+	struct record r = {stub_enter(49, (uint64_t)__builtin_frame_address(0)), 49, 0, 4, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuMemcpyDtoDAsync_v2(CUdeviceptr a0, CUdeviceptr a1, size_t a2, CUstream a3) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(49, (uint64_t)__builtin_frame_address(0)), 49, 0, 4, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3}, {0}};
+	struct record r = {stub_enter(50, (uint64_t)__builtin_frame_address(0)), 50, 0, 4, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuMemcpyAsync(CUdeviceptr a0, CUdeviceptr a1, size_t a2, CUstream a3) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(50, (uint64_t)__builtin_frame_address(0)), 50, 0, 4, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3}, {0}};
+	struct record r = {stub_enter(51, (uint64_t)__builtin_frame_address(0)), 51, 0, 4, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuMemcpyPeerAsync(CUdeviceptr a0, CUcontext a1, CUdeviceptr a2, CUcontext a3, size_t a4, CUstream a5) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(51, (uint64_t)__builtin_frame_address(0)), 51, 0, 6, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4, (uint64_t)a5}, {0}};
+	struct record r = {stub_enter(52, (uint64_t)__builtin_frame_address(0)), 52, 0, 6, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4, (uint64_t)a5}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuMemsetD8Async(CUdeviceptr a0, unsigned char a1, size_t a2, CUstream a3) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(52, (uint64_t)__builtin_frame_address(0)), 52, 0, 4, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3}, {0}};
+	struct record r = {stub_enter(53, (uint64_t)__builtin_frame_address(0)), 53, 0, 4, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuStreamCreate(CUstream* a0, unsigned int a1) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(53, (uint64_t)__builtin_frame_address(0)), 53, 0, 2, {(uint64_t)a0, (uint64_t)a1}, {0}};
-	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 53, 0);
+	struct record r = {stub_enter(54, (uint64_t)__builtin_frame_address(0)), 54, 0, 2, {(uint64_t)a0, (uint64_t)a1}, {0}};
+	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 54, 0);
 	return stub_leave(&r);
 }
 
 uint64_t cuStreamCreateWithPriority(CUstream* a0, unsigned int a1, int a2) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(54, (uint64_t)__builtin_frame_address(0)), 54, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
-	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 54, 0);
+	struct record r = {stub_enter(55, (uint64_t)__builtin_frame_address(0)), 55, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
+	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 55, 0);
 	return stub_leave(&r);
 }
 
 uint64_t cuStreamDestroy_v2(CUstream a0) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(55, (uint64_t)__builtin_frame_address(0)), 55, 0, 1, {(uint64_t)a0}, {0}};
+	struct record r = {stub_enter(56, (uint64_t)__builtin_frame_address(0)), 56, 0, 1, {(uint64_t)a0}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuStreamQuery(CUstream a0) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(56, (uint64_t)__builtin_frame_address(0)), 56, 0, 1, {(uint64_t)a0}, {0}};
+	struct record r = {stub_enter(57, (uint64_t)__builtin_frame_address(0)), 57, 0, 1, {(uint64_t)a0}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuStreamSynchronize(CUstream a0) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(57, (uint64_t)__builtin_frame_address(0)), 57, 0, 1, {(uint64_t)a0}, {0}};
+	struct record r = {stub_enter(58, (uint64_t)__builtin_frame_address(0)), 58, 0, 1, {(uint64_t)a0}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuStreamWaitEvent(CUstream a0, CUevent a1, unsigned int a2) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(58, (uint64_t)__builtin_frame_address(0)), 58, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
+	struct record r = {stub_enter(59, (uint64_t)__builtin_frame_address(0)), 59, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuStreamGetCtx(CUstream a0, CUcontext* a1) {
-	if (stub_state.quiet)
-		return DIRTY;
-	struct record r = {stub_enter(59, (uint64_t)__builtin_frame_address(0)), 59, 0, 2, {(uint64_t)a0, (uint64_t)a1}, {0}};
-	r.outs[1] = stub_fill((void *)a1, sizeof *a1, 59, 1);
-	return stub_leave(&r);
-}
-
-uint64_t cuStreamGetFlags(CUstream a0, unsigned int* a1) {
 	if (stub_state.quiet)
 		return DIRTY;
 	struct record r = {stub_enter(60, (uint64_t)__builtin_frame_address(0)), 60, 0, 2, {(uint64_t)a0, (uint64_t)a1}, {0}};
@@ -565,7 +565,7 @@ uint64_t cuStreamGetFlags(CUstream a0, unsigned int* a1) {
 	return stub_leave(&r);
 }
 
-uint64_t cuStreamGetPriority(CUstream a0, int* a1) {
+uint64_t cuStreamGetFlags(CUstream a0, unsigned int* a1) {
 	if (stub_state.quiet)
 		return DIRTY;
 	struct record r = {stub_enter(61, (uint64_t)__builtin_frame_address(0)), 61, 0, 2, {(uint64_t)a0, (uint64_t)a1}, {0}};
@@ -573,7 +573,7 @@ uint64_t cuStreamGetPriority(CUstream a0, int* a1) {
 	return stub_leave(&r);
 }
 
-uint64_t cuStreamGetId(CUstream a0, cuuint64_t* a1) {
+uint64_t cuStreamGetPriority(CUstream a0, int* a1) {
 	if (stub_state.quiet)
 		return DIRTY;
 	struct record r = {stub_enter(62, (uint64_t)__builtin_frame_address(0)), 62, 0, 2, {(uint64_t)a0, (uint64_t)a1}, {0}};
@@ -581,207 +581,215 @@ uint64_t cuStreamGetId(CUstream a0, cuuint64_t* a1) {
 	return stub_leave(&r);
 }
 
+uint64_t cuStreamGetId(CUstream a0, cuuint64_t* a1) {
+	if (stub_state.quiet)
+		return DIRTY;
+	struct record r = {stub_enter(63, (uint64_t)__builtin_frame_address(0)), 63, 0, 2, {(uint64_t)a0, (uint64_t)a1}, {0}};
+	r.outs[1] = stub_fill((void *)a1, sizeof *a1, 63, 1);
+	return stub_leave(&r);
+}
+
 uint64_t cuStreamWaitValue32_v2(CUstream a0, CUdeviceptr a1, cuuint32_t a2, unsigned int a3) {
-	if (stub_state.quiet)
-		return DIRTY;
-	struct record r = {stub_enter(63, (uint64_t)__builtin_frame_address(0)), 63, 0, 4, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3}, {0}};
-	return stub_leave(&r);
-}
-
-uint64_t cuStreamWaitValue32(CUstream a0, CUdeviceptr a1, cuuint32_t a2, unsigned int a3) {
-	if (stub_state.quiet)
-		return DIRTY;
-	struct record r = {stub_enter(63, (uint64_t)__builtin_frame_address(0)), 63, 1, 4, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3}, {0}};
-	return stub_leave(&r);
-}
-
-uint64_t cuStreamWriteValue32_v2(CUstream a0, CUdeviceptr a1, cuuint32_t a2, unsigned int a3) {
 	if (stub_state.quiet)
 		return DIRTY;
 	struct record r = {stub_enter(64, (uint64_t)__builtin_frame_address(0)), 64, 0, 4, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3}, {0}};
 	return stub_leave(&r);
 }
 
-uint64_t cuStreamWriteValue32(CUstream a0, CUdeviceptr a1, cuuint32_t a2, unsigned int a3) {
+uint64_t cuStreamWaitValue32(CUstream a0, CUdeviceptr a1, cuuint32_t a2, unsigned int a3) {
 	if (stub_state.quiet)
 		return DIRTY;
 	struct record r = {stub_enter(64, (uint64_t)__builtin_frame_address(0)), 64, 1, 4, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3}, {0}};
 	return stub_leave(&r);
 }
 
+uint64_t cuStreamWriteValue32_v2(CUstream a0, CUdeviceptr a1, cuuint32_t a2, unsigned int a3) {
+	if (stub_state.quiet)
+		return DIRTY;
+	struct record r = {stub_enter(65, (uint64_t)__builtin_frame_address(0)), 65, 0, 4, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3}, {0}};
+	return stub_leave(&r);
+}
+
+uint64_t cuStreamWriteValue32(CUstream a0, CUdeviceptr a1, cuuint32_t a2, unsigned int a3) {
+	if (stub_state.quiet)
+		return DIRTY;
+	struct record r = {stub_enter(65, (uint64_t)__builtin_frame_address(0)), 65, 1, 4, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3}, {0}};
+	return stub_leave(&r);
+}
+
 uint64_t cuLaunchHostFunc(CUstream a0, CUhostFn a1, void* a2) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(65, (uint64_t)__builtin_frame_address(0)), 65, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
+	struct record r = {stub_enter(66, (uint64_t)__builtin_frame_address(0)), 66, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuStreamIsCapturing(CUstream a0, CUstreamCaptureStatus* a1) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(66, (uint64_t)__builtin_frame_address(0)), 66, 0, 2, {(uint64_t)a0, (uint64_t)a1}, {0}};
-	r.outs[1] = stub_fill((void *)a1, sizeof *a1, 66, 1);
+	struct record r = {stub_enter(67, (uint64_t)__builtin_frame_address(0)), 67, 0, 2, {(uint64_t)a0, (uint64_t)a1}, {0}};
+	r.outs[1] = stub_fill((void *)a1, sizeof *a1, 67, 1);
 	return stub_leave(&r);
 }
 
 uint64_t cuStreamBeginCapture_v2(CUstream a0, CUstreamCaptureMode a1) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(67, (uint64_t)__builtin_frame_address(0)), 67, 0, 2, {(uint64_t)a0, (uint64_t)a1}, {0}};
+	struct record r = {stub_enter(68, (uint64_t)__builtin_frame_address(0)), 68, 0, 2, {(uint64_t)a0, (uint64_t)a1}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuStreamEndCapture(CUstream a0, CUgraph* a1) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(68, (uint64_t)__builtin_frame_address(0)), 68, 0, 2, {(uint64_t)a0, (uint64_t)a1}, {0}};
-	r.outs[1] = stub_fill((void *)a1, sizeof *a1, 68, 1);
+	struct record r = {stub_enter(69, (uint64_t)__builtin_frame_address(0)), 69, 0, 2, {(uint64_t)a0, (uint64_t)a1}, {0}};
+	r.outs[1] = stub_fill((void *)a1, sizeof *a1, 69, 1);
 	return stub_leave(&r);
 }
 
 uint64_t cuGraphDestroy(CUgraph a0) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(69, (uint64_t)__builtin_frame_address(0)), 69, 0, 1, {(uint64_t)a0}, {0}};
+	struct record r = {stub_enter(70, (uint64_t)__builtin_frame_address(0)), 70, 0, 1, {(uint64_t)a0}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* a0) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(70, (uint64_t)__builtin_frame_address(0)), 70, 0, 1, {(uint64_t)a0}, {0}};
-	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 70, 0);
+	struct record r = {stub_enter(71, (uint64_t)__builtin_frame_address(0)), 71, 0, 1, {(uint64_t)a0}, {0}};
+	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 71, 0);
 	return stub_leave(&r);
 }
 
 uint64_t cuEventCreate(CUevent* a0, unsigned int a1) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(71, (uint64_t)__builtin_frame_address(0)), 71, 0, 2, {(uint64_t)a0, (uint64_t)a1}, {0}};
-	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 71, 0);
+	struct record r = {stub_enter(72, (uint64_t)__builtin_frame_address(0)), 72, 0, 2, {(uint64_t)a0, (uint64_t)a1}, {0}};
+	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 72, 0);
 	return stub_leave(&r);
 }
 
 uint64_t cuEventDestroy_v2(CUevent a0) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(72, (uint64_t)__builtin_frame_address(0)), 72, 0, 1, {(uint64_t)a0}, {0}};
+	struct record r = {stub_enter(73, (uint64_t)__builtin_frame_address(0)), 73, 0, 1, {(uint64_t)a0}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuEventRecord(CUevent a0, CUstream a1) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(73, (uint64_t)__builtin_frame_address(0)), 73, 0, 2, {(uint64_t)a0, (uint64_t)a1}, {0}};
+	struct record r = {stub_enter(74, (uint64_t)__builtin_frame_address(0)), 74, 0, 2, {(uint64_t)a0, (uint64_t)a1}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuEventQuery(CUevent a0) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(74, (uint64_t)__builtin_frame_address(0)), 74, 0, 1, {(uint64_t)a0}, {0}};
+	struct record r = {stub_enter(75, (uint64_t)__builtin_frame_address(0)), 75, 0, 1, {(uint64_t)a0}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuEventSynchronize(CUevent a0) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(75, (uint64_t)__builtin_frame_address(0)), 75, 0, 1, {(uint64_t)a0}, {0}};
+	struct record r = {stub_enter(76, (uint64_t)__builtin_frame_address(0)), 76, 0, 1, {(uint64_t)a0}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuEventElapsedTime(float* a0, CUevent a1, CUevent a2) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(76, (uint64_t)__builtin_frame_address(0)), 76, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
-	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 76, 0);
+	struct record r = {stub_enter(77, (uint64_t)__builtin_frame_address(0)), 77, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
+	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 77, 0);
 	return stub_leave(&r);
 }
 
 uint64_t cuModuleLoadDataEx(CUmodule* a0, const void* a1, unsigned int a2, CUjit_option* a3, void** a4) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(77, (uint64_t)__builtin_frame_address(0)), 77, 0, 5, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4}, {0}};
-	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 77, 0);
+	struct record r = {stub_enter(78, (uint64_t)__builtin_frame_address(0)), 78, 0, 5, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4}, {0}};
+	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 78, 0);
 	return stub_leave(&r);
 }
 
 uint64_t cuModuleUnload(CUmodule a0) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(78, (uint64_t)__builtin_frame_address(0)), 78, 0, 1, {(uint64_t)a0}, {0}};
+	struct record r = {stub_enter(79, (uint64_t)__builtin_frame_address(0)), 79, 0, 1, {(uint64_t)a0}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuModuleGetFunction(CUfunction* a0, CUmodule a1, const char* a2) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(79, (uint64_t)__builtin_frame_address(0)), 79, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
-	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 79, 0);
+	struct record r = {stub_enter(80, (uint64_t)__builtin_frame_address(0)), 80, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
+	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 80, 0);
 	return stub_leave(&r);
 }
 
 uint64_t cuModuleGetGlobal_v2(CUdeviceptr* a0, size_t* a1, CUmodule a2, const char* a3) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(80, (uint64_t)__builtin_frame_address(0)), 80, 0, 4, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3}, {0}};
-	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 80, 0);
-	r.outs[1] = stub_fill((void *)a1, sizeof *a1, 80, 1);
+	struct record r = {stub_enter(81, (uint64_t)__builtin_frame_address(0)), 81, 0, 4, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3}, {0}};
+	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 81, 0);
+	r.outs[1] = stub_fill((void *)a1, sizeof *a1, 81, 1);
 	return stub_leave(&r);
 }
 
 uint64_t cuFuncGetAttribute(int* a0, CUfunction_attribute a1, CUfunction a2) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(81, (uint64_t)__builtin_frame_address(0)), 81, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
-	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 81, 0);
+	struct record r = {stub_enter(82, (uint64_t)__builtin_frame_address(0)), 82, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
+	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 82, 0);
 	return stub_leave(&r);
 }
 
 uint64_t cuFuncSetAttribute(CUfunction a0, CUfunction_attribute a1, int a2) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(82, (uint64_t)__builtin_frame_address(0)), 82, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
+	struct record r = {stub_enter(83, (uint64_t)__builtin_frame_address(0)), 83, 0, 3, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuFuncLoad(CUfunction a0) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(83, (uint64_t)__builtin_frame_address(0)), 83, 0, 1, {(uint64_t)a0}, {0}};
+	struct record r = {stub_enter(84, (uint64_t)__builtin_frame_address(0)), 84, 0, 1, {(uint64_t)a0}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuFuncGetParamInfo(CUfunction a0, size_t a1, size_t* a2, size_t* a3) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(84, (uint64_t)__builtin_frame_address(0)), 84, 0, 4, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3}, {0}};
-	r.outs[2] = stub_fill((void *)a2, sizeof *a2, 84, 2);
-	r.outs[3] = stub_fill((void *)a3, sizeof *a3, 84, 3);
+	struct record r = {stub_enter(85, (uint64_t)__builtin_frame_address(0)), 85, 0, 4, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3}, {0}};
+	r.outs[2] = stub_fill((void *)a2, sizeof *a2, 85, 2);
+	r.outs[3] = stub_fill((void *)a3, sizeof *a3, 85, 3);
 	return stub_leave(&r);
 }
 
 uint64_t cuLaunchKernel(CUfunction a0, unsigned int a1, unsigned int a2, unsigned int a3, unsigned int a4, unsigned int a5, unsigned int a6, unsigned int a7, CUstream a8, void** a9, void** a10) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(85, (uint64_t)__builtin_frame_address(0)), 85, 0, 11, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4, (uint64_t)a5, (uint64_t)a6, (uint64_t)a7, (uint64_t)a8, (uint64_t)a9, (uint64_t)a10}, {0}};
+	struct record r = {stub_enter(86, (uint64_t)__builtin_frame_address(0)), 86, 0, 11, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4, (uint64_t)a5, (uint64_t)a6, (uint64_t)a7, (uint64_t)a8, (uint64_t)a9, (uint64_t)a10}, {0}};
 	return stub_leave(&r);
 }
 
 uint64_t cuOccupancyMaxActiveBlocksPerMultiprocessor(int* a0, CUfunction a1, int a2, size_t a3) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(86, (uint64_t)__builtin_frame_address(0)), 86, 0, 4, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3}, {0}};
-	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 86, 0);
+	struct record r = {stub_enter(87, (uint64_t)__builtin_frame_address(0)), 87, 0, 4, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3}, {0}};
+	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 87, 0);
 	return stub_leave(&r);
 }
 
 uint64_t cuOccupancyMaxPotentialBlockSize(int* a0, int* a1, CUfunction a2, CUoccupancyB2DSize a3, size_t a4, int a5) {
 	if (stub_state.quiet)
 		return DIRTY;
-	struct record r = {stub_enter(87, (uint64_t)__builtin_frame_address(0)), 87, 0, 6, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4, (uint64_t)a5}, {0}};
-	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 87, 0);
-	r.outs[1] = stub_fill((void *)a1, sizeof *a1, 87, 1);
+	struct record r = {stub_enter(88, (uint64_t)__builtin_frame_address(0)), 88, 0, 6, {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4, (uint64_t)a5}, {0}};
+	r.outs[0] = stub_fill((void *)a0, sizeof *a0, 88, 0);
+	r.outs[1] = stub_fill((void *)a1, sizeof *a1, 88, 1);
 	return stub_leave(&r);
 }
 
@@ -819,6 +827,7 @@ static const struct {
 	{"cuCtxDisablePeerAccess", 4000, (void *)cuCtxDisablePeerAccess},
 	{"cuMemGetInfo_v2", 3020, (void *)cuMemGetInfo_v2},
 	{"cuMemAlloc_v2", 3020, (void *)cuMemAlloc_v2},
+	{"cuMemAllocManaged", 6000, (void *)cuMemAllocManaged},
 	{"cuMemFree_v2", 3020, (void *)cuMemFree_v2},
 	{"cuMemHostAlloc", 2020, (void *)cuMemHostAlloc},
 	{"cuMemFreeHost", 2000, (void *)cuMemFreeHost},
