@@ -20,16 +20,22 @@ var (
 )
 
 // Adopt makes a value of device memory that other code allocated. It belongs to
-// the session's stream from then on. release is called once, on a goroutine of
-// its own, when the device is observed to be done with the memory; it may be
-// nil, and a panic in it is caught and counted. Where that can not be proven it
-// is never called.
+// the session's stream from then on. release is called at most once, on a
+// goroutine of its own, when the device is observed to be done with the memory; it
+// may be nil. Where that can not be proven it is never called, as after a failed
+// enqueue, on a lost context, or for a value that was leaked.
+//
+// release may take its time: nothing waits for it but [Runtime.Shutdown], which
+// counts memory as released when release has returned, and until then the
+// context can not be shut down under it. So it must wait neither for these two
+// nor for whoever calls them. A panic in it is caught and counted in
+// [Stats].Panics, and a panic and [runtime.Goexit] end it as a return does.
 //
 // The driver is asked what the address is (cuPointerGetAttribute), so Adopt is
 // set-up: host, managed and unknown addresses, memory of another device or, where
 // the driver tells, of another context, and extents past the allocation are
-// rejected with ErrNotDevice. Only [Session.PublishAsserted] publishes an adopted
-// value.
+// rejected with ErrNotDevice. It enqueues nothing. Only
+// [Session.PublishAsserted] publishes an adopted value.
 func (s *Session) Adopt(address uint64, d DType, shape []int, release func()) (*Value, error) {
 	reject := func(reason error) (*Value, error) { return nil, &RejectedError{Op: "adopt", Reason: reason} }
 	st, err := s.begin()
@@ -65,15 +71,21 @@ type adoption struct {
 	release func()
 }
 
+// free starts the release. Until it ends it is a record that is being ended, for
+// which Shutdown waits, and it pins the context that the memory may belong to.
 func (a *adoption) free() {
 	if a.release == nil {
 		return
 	}
+	a.rt.retain()
+	a.rt.unburied.Add(1)
 	outside.Go(func() {
-		defer func() {
+		defer func() { // also of Goexit, where there is nothing to recover
 			if recover() != nil {
 				a.rt.panics.Add(1)
 			}
+			a.rt.unpin()
+			a.rt.unburied.Add(-1) // the last: a Shutdown that returns finds the context free
 		}()
 		a.release()
 	})
@@ -91,13 +103,14 @@ func (rt *Runtime) isDevice(addr cuapi.DevicePtr, n int64) error {
 		out[0] = 0
 		r := rt.core.Table.PointerGetAttribute(cuapi.WordPtr(&out[0]), attr, addr)
 		runtime.KeepAlive(out)
+		if r == cuapi.Success {
+			return out[0], nil
+		}
+		err := rt.core.Fail(cuapi.IDPointerGetAttribute, r, fmt.Sprintf("attribute %d of %#x", attr, uint64(addr)))
 		if r == cuapi.InvalidValue {
-			return 0, fmt.Errorf("%w: CUDA does not know %#x", ErrNotDevice, uint64(addr))
+			err = fmt.Errorf("%w: CUDA does not know %#x: %w", ErrNotDevice, uint64(addr), err)
 		}
-		if r != cuapi.Success {
-			return 0, rt.core.Fail(cuapi.IDPointerGetAttribute, r, fmt.Sprintf("attribute %d of %#x", attr, uint64(addr)))
-		}
-		return out[0], nil
+		return 0, err
 	}
 	kind, err := ask(cuapi.PointerMemoryType)
 	if err != nil {
@@ -120,8 +133,14 @@ func (rt *Runtime) isDevice(addr cuapi.DevicePtr, n int64) error {
 	if int32(uint32(ordinal)) != int32(rt.core.Device) {
 		return fmt.Errorf("%w: %#x is memory of device %d, not %d", ErrNotDevice, uint64(addr), int32(uint32(ordinal)), rt.core.Device)
 	}
-	// Memory of a pool has no context: then there is none to compare.
-	if ctx, err := ask(cuapi.PointerContext); err == nil && ctx != 0 && cuapi.Context(ctx) != rt.core.Raw {
+	// Memory of a pool has no context: then there is none to compare. The
+	// reference does not say how a driver tells: by a null one, or by code 1.
+	ctx, err := ask(cuapi.PointerContext)
+	switch {
+	case errors.Is(err, ErrNotDevice):
+	case err != nil:
+		return err
+	case ctx != 0 && cuapi.Context(ctx) != rt.core.Raw:
 		return fmt.Errorf("%w: %#x is memory of another context", ErrNotDevice, uint64(addr))
 	}
 	start, err := ask(cuapi.PointerRangeStart)

@@ -52,6 +52,9 @@ var memoryCases = []Case{
 		r.want(r.MemAllocFromPoolAsync(new(cuapi.DevicePtr), tooMuch, r.pool(), s), cuapi.OutOfMemory, "1 TiB from a pool")
 		r.want(r.StreamSynchronize(s), cuapi.Success, "the stream after")
 	}},
+	{Name: "AttributesOfDeviceMemory", Evidence: onHardware, run: deviceFacts},
+	{Name: "AttributesOfManagedMemory", Evidence: onHardware, run: managedFacts},
+	{Name: "AttributesOfPoolMemory", Evidence: onHardware, run: poolFacts},
 	{Name: "PoolAttributes", Evidence: onHardware, run: poolAttributes},
 	{Name: "PoolGrowsWhileHeld", Evidence: stalls + "With a private pool (cuMemPoolCreate, release threshold at its maximum, internal dependencies off) and another stream held: the first allocation", run: poolGrows},
 }
@@ -75,6 +78,122 @@ func copies(r *rig) {
 	copy(src[100:150], bytes.Repeat([]byte{0xEE}, 50))
 	if !bytes.Equal(src, dst) {
 		r.Error("what came back differs")
+	}
+}
+
+// A fact is an attribute of a pointer.
+type fact struct {
+	name string
+	attr int32
+	// Whether the driver's value, and its answer, are as they should be.
+	want func(v uint64, res cuapi.Result) bool
+}
+
+func is(want uint64) func(uint64, cuapi.Result) bool {
+	return func(v uint64, res cuapi.Result) bool { return res == cuapi.Success && v == want }
+}
+
+func atLeast(want uint64) func(uint64, cuapi.Result) bool {
+	return func(v uint64, res cuapi.Result) bool { return res == cuapi.Success && v >= want }
+}
+
+// facts asks for attributes at the memory's address and inside it, and logs
+// them, so that a run tells what is left open too. The word is cleared before:
+// of what the driver writes as a boolean or as 32 bits the rest is 0.
+func (r *rig) facts(d cuapi.DevicePtr, list []fact) {
+	r.Helper()
+	for _, at := range []cuapi.DevicePtr{d, d + 100} {
+		for _, f := range list {
+			v := new(uint64)
+			res := r.PointerGetAttribute(cuapi.WordPtr(v), f.attr, at)
+			r.Logf("%s of %#x at %#x: %#x, result %d", f.name, d, at, *v, res)
+			if !f.want(*v, res) {
+				r.Errorf("%s of %#x at %#x: %#x, result %d", f.name, d, at, *v, res)
+			}
+		}
+	}
+}
+
+// plain are the facts of memory that a context allocated. What the reference
+// leaves open is whether the size is the one asked for or a rounded one.
+func (r *rig) plain(d cuapi.DevicePtr, n, managed uint64) []fact {
+	return []fact{
+		{"memory type", cuapi.PointerMemoryType, is(cuapi.MemoryTypeDevice)},
+		{"is managed", cuapi.PointerIsManaged, is(managed)},
+		{"device ordinal", cuapi.PointerOrdinal, is(uint64(r.dev))},
+		{"context", cuapi.PointerContext, is(uint64(r.core.Raw))},
+		{"range start", cuapi.PointerRangeStart, is(uint64(d))},
+		{"range size", cuapi.PointerRangeSize, atLeast(n)},
+	}
+}
+
+func deviceFacts(r *rig) {
+	d := r.device(4096, 0)
+	r.facts(d, r.plain(d, 4096, 0))
+}
+
+// managedFacts: managed memory looks like device memory but for one attribute,
+// before and after the device wrote it. Its memory type is that of where it
+// lies, says the reference, which is silent about memory that moves; what drivers
+// answer was reported.
+func managedFacts(r *rig) {
+	if !r.Has(cuapi.IDMemAllocManaged) {
+		r.Fatal("the driver lacks cuMemAllocManaged")
+	}
+	can := new(int32)
+	r.ok(r.DeviceGetAttribute(can, cuapi.DeviceManagedMemory, r.dev))
+	if *can != 1 {
+		r.Fatalf("the device has no managed memory: %d", *can)
+	}
+	d, s := new(cuapi.DevicePtr), r.stream()
+	r.want(r.MemAllocManaged(d, 0, cuapi.MemAttachGlobal), cuapi.InvalidValue, "cuMemAllocManaged of 0 bytes")
+	r.ok(r.MemAllocManaged(d, 4096, cuapi.MemAttachGlobal))
+	r.onEnd(func() cuapi.Result { return r.MemFree(*d) })
+	r.facts(*d, r.plain(*d, 4096, 1))
+	r.ok(r.MemsetD8Async(*d, 1, 4096, s))
+	r.ok(r.StreamSynchronize(s))
+	r.facts(*d, r.plain(*d, 4096, 1))
+	base, size := new(cuapi.DevicePtr), new(uintptr)
+	r.ok(r.MemGetAddressRange(base, size, *d+100))
+	if *base != *d || *size < 4096 {
+		r.Errorf("the range of %#x is %d bytes from %#x", *d, *size, *base)
+	}
+}
+
+// poolFacts: memory of a pool looks like device memory too. A pool belongs to a
+// device, and the reference does not say which context its memory has: none (a
+// null one, or code 1), or the device's primary one. Nor does it say what range
+// contains it, the allocation or the pool's own; it reaches as far as the
+// allocation at least.
+func poolFacts(r *rig) {
+	s := r.stream()
+	pool := r.pool()
+	for what, alloc := range map[string]func(*cuapi.DevicePtr) cuapi.Result{
+		"a private":   func(d *cuapi.DevicePtr) cuapi.Result { return r.MemAllocFromPoolAsync(d, 4096, pool, s) },
+		"the default": func(d *cuapi.DevicePtr) cuapi.Result { return r.MemAllocAsync(d, 4096, s) },
+	} {
+		d := new(cuapi.DevicePtr)
+		r.ok(alloc(d))
+		r.ok(r.StreamSynchronize(s))
+		r.Logf("memory of %s pool", what)
+		var start uint64
+		r.facts(*d, []fact{
+			{"memory type", cuapi.PointerMemoryType, is(cuapi.MemoryTypeDevice)},
+			{"is managed", cuapi.PointerIsManaged, is(0)},
+			{"device ordinal", cuapi.PointerOrdinal, is(uint64(r.dev))},
+			{"context", cuapi.PointerContext, func(v uint64, res cuapi.Result) bool {
+				return res == cuapi.Success && (v == 0 || v == uint64(r.core.Raw)) || res == cuapi.InvalidValue
+			}},
+			{"range start", cuapi.PointerRangeStart, func(v uint64, res cuapi.Result) bool {
+				start = v
+				return res == cuapi.Success && v != 0 && v <= uint64(*d)
+			}},
+			{"range size", cuapi.PointerRangeSize, func(v uint64, res cuapi.Result) bool {
+				return res == cuapi.Success && start+v >= uint64(*d)+4096
+			}},
+		})
+		r.ok(r.MemFreeAsync(*d, s))
+		r.ok(r.StreamSynchronize(s))
 	}
 }
 
