@@ -351,9 +351,9 @@ func (s *Sim) memGetAddressRange(base *cuapi.DevicePtr, size *uintptr, addr cuap
 }
 
 // pointerGetAttribute needs no current context, and answers InvalidValue for
-// an address that the driver does not know (measured). Memory of a pool belongs
-// to a device and to no context: it has a null one (reported). Managed memory is
-// device memory besides (reported).
+// an address that the driver does not know (measured). Memory of a pool has a
+// null context (documented). Managed memory is of the type of device memory
+// (reported).
 func (s *Sim) pointerGetAttribute(data cuapi.HostPtr, attribute int32, addr cuapi.DevicePtr) cuapi.Result {
 	b := s.mem.at(uint64(addr))
 	if b == nil || b.freed {

@@ -421,7 +421,7 @@ func TestSemaphores(t *testing.T) {
 }
 
 func TestManagedMemory(t *testing.T) {
-	r := newRig(t, Config{})
+	r := newRig(t, Config{Memory: 1 << 20})
 	p := r.managed(100)
 	d := r.device(100)
 	for _, c := range []struct {
@@ -443,7 +443,7 @@ func TestManagedMemory(t *testing.T) {
 	r.want(cuapi.InvalidValue, r.MemAllocManaged(&q, 8, 0))
 	r.want(cuapi.InvalidValue, r.MemAllocManaged(&q, 8, 3))
 	r.want(cuapi.InvalidValue, r.MemAllocManaged(&q, 0, cuapi.MemAttachHost))
-	r.want(cuapi.OutOfMemory, r.MemAllocManaged(&q, 1<<40, cuapi.MemAttachHost))
+	r.want(cuapi.OutOfMemory, r.MemAllocManaged(&q, 1<<21, cuapi.MemAttachHost))
 	r.ok(r.MemFree(p))
 	r.want(cuapi.InvalidValue, r.PointerGetAttribute(cuapi.WordPtr(new(uint64)), cuapi.PointerIsManaged, p))
 	r.ok(r.CtxSetCurrent(0))

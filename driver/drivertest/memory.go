@@ -160,11 +160,11 @@ func managedFacts(r *rig) {
 	}
 }
 
-// poolFacts: memory of a pool looks like device memory too. A pool belongs to a
-// device, and the reference does not say which context its memory has: none (a
-// null one, or code 1), or the device's primary one. Nor does it say what range
-// contains it, the allocation or the pool's own; it reaches as far as the
-// allocation at least.
+// poolFacts: memory of a pool looks like device memory, of no context. A null one
+// is told, says the CUDA programming guide of cuPointerGetAttributes; whether
+// cuPointerGetAttribute does so too, or answers 1, is open. So is what range
+// contains the memory, the allocation or the pool's own (the reference: "not
+// necessarily" the mapped one); it reaches as far as the allocation at least.
 func poolFacts(r *rig) {
 	s := r.stream()
 	pool := r.pool()
@@ -182,7 +182,7 @@ func poolFacts(r *rig) {
 			{"is managed", cuapi.PointerIsManaged, is(0)},
 			{"device ordinal", cuapi.PointerOrdinal, is(uint64(r.dev))},
 			{"context", cuapi.PointerContext, func(v uint64, res cuapi.Result) bool {
-				return res == cuapi.Success && (v == 0 || v == uint64(r.core.Raw)) || res == cuapi.InvalidValue
+				return v == 0 && (res == cuapi.Success || res == cuapi.InvalidValue)
 			}},
 			{"range start", cuapi.PointerRangeStart, func(v uint64, res cuapi.Result) bool {
 				start = v
