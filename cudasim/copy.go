@@ -202,14 +202,20 @@ func (s *Sim) launchHostFunc(hs cuapi.Stream, fn, data uintptr) cuapi.Result {
 	}})
 }
 
+// semMark stands behind a semaphore's word, so that one that was never made shows.
+const semMark = 0x5E3A
+
 // hostWait gives the simulator's own semaphores: a word of pinned memory that
 // counts posts. The wait is no Go function, which would keep the goroutine whose
 // call reaches it, but an operation that is ready when there is a post. Posts are
 // no driver calls: they are noticed as writes of flags are.
 func (s *Sim) hostWait() (*cuapi.HostWait, error) {
 	return &cuapi.HostWait{
-		Wait:  s.semWait,
-		Init:  func(sem cuapi.HostPtr) { storeFlag(hostBytes(sem, 4), 0) },
+		Wait: s.semWait,
+		Init: func(sem cuapi.HostPtr) {
+			storeFlag(hostBytes(sem, 4), 0)
+			storeFlag(hostBytes(sem, 8)[4:], semMark)
+		},
 		Post:  func(sem cuapi.HostPtr) { addFlag(hostBytes(sem, 4), 1) },
 		Taken: func(sem cuapi.HostPtr) bool { return loadFlag(hostBytes(sem, 4)) == 0 },
 	}, nil
@@ -219,8 +225,8 @@ func (s *Sim) hostWait() (*cuapi.HostWait, error) {
 // that waits occupies a hardware queue was never measured: it is taken to.
 func (s *Sim) waitSemaphore(st *stream, addr cuapi.DevicePtr) cuapi.Result {
 	d, r := s.devicePlace(addr, cuapi.SemaphoreBytes)
-	if r != cuapi.Success || d.b.host == nil {
-		s.violate(Misuse, fmt.Sprintf("no pinned memory for a semaphore is at %#x", uint64(addr)), nil)
+	if r != cuapi.Success || d.b.host == nil || loadFlag(d.bytes(8)[4:]) != semMark {
+		s.violate(Misuse, fmt.Sprintf("no semaphore in pinned memory is at %#x", uint64(addr)), nil)
 		return cuapi.InvalidValue // a real driver would not look
 	}
 	if st.capture == nil && st.ctx.fault == cuapi.Success {

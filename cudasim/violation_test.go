@@ -216,8 +216,10 @@ func TestViolations(t *testing.T) {
 		{"unknown host function", []Kind{NoFunction}, false, func(r *rig) {
 			r.want(cuapi.InvalidValue, r.LaunchHostFunc(r.stream(), 0x4242, 0))
 		}},
-		{"semaphore that is not in pinned memory", []Kind{Misuse, Misuse}, false, func(r *rig) {
+		{"semaphore that is not in pinned memory, or none", []Kind{Misuse, Misuse, Misuse}, false, func(r *rig) {
 			w, _ := r.HostWait()
+			sem, _ := r.pinned(cuapi.SemaphoreBytes)
+			r.want(cuapi.InvalidValue, r.LaunchHostFunc(r.stream(), w.Wait, uintptr(hostAddress(sem))))
 			r.want(cuapi.InvalidValue, r.LaunchHostFunc(r.stream(), w.Wait, 0x4242))
 			r.want(cuapi.InvalidValue, r.LaunchHostFunc(r.stream(), w.Wait, uintptr(r.device(64))))
 		}},

@@ -142,6 +142,13 @@ func TestAdoptRefuses(t *testing.T) {
 	if res := wire.ContextOf(ctx1).Current(func() cuapi.Result { return table.MemAlloc(on1, 4096) }); res != cuapi.Success {
 		t.Fatal(res)
 	}
+	st1, pool1 := new(cuapi.Stream), new(cuapi.DevicePtr) // its context is none
+	if res := wire.ContextOf(ctx1).Current(func() cuapi.Result { return table.StreamCreate(st1, cuapi.StreamNonBlocking) }); res != cuapi.Success {
+		t.Fatal(res)
+	}
+	if res := table.MemAllocAsync(pool1, 4096, *st1); res != cuapi.Success {
+		t.Fatal(res)
+	}
 	foreign.Store(other)
 	elsewhere.Store(uint64(*on1))
 	buf := r.buffer(make([]byte, 4096))
@@ -161,6 +168,7 @@ func TestAdoptRefuses(t *testing.T) {
 		"pinned":          {pinned, []int{1}, publish.U8, publish.ErrNotDevice},
 		"managed":         {uint64(*managed), []int{1}, publish.U8, publish.ErrNotDevice},
 		"another device":  {uint64(*on1), []int{1}, publish.U8, publish.ErrNotDevice},
+		"another's pool":  {uint64(*pool1), []int{1}, publish.U8, publish.ErrNotDevice},
 		"another context": {other, []int{1}, publish.U8, publish.ErrNotDevice},
 		"past the end":    {addr, []int{4097}, publish.U8, publish.ErrNotDevice},
 		"across the end":  {addr + 4090, []int{2}, publish.F32, publish.ErrNotDevice},
@@ -209,6 +217,12 @@ func TestAdoptRefuses(t *testing.T) {
 		if res := table.MemFree(*p); res != cuapi.Success {
 			t.Error(res)
 		}
+	}
+	if res := table.MemFreeAsync(*pool1, *st1); res != cuapi.Success {
+		t.Error(res)
+	}
+	if res := table.StreamDestroy(*st1); res != cuapi.Success {
+		t.Error(res)
 	}
 	must(t, ctx1.Shutdown(r.within()))
 }

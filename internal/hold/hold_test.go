@@ -179,6 +179,7 @@ func TestManyGoroutines(t *testing.T) {
 	})
 }
 
+// A release that is called again releases nobody else.
 func TestShutdownWhileHeld(t *testing.T) {
 	for name, lacks := range ways {
 		sim, ctx := open(t, cudasim.Config{}, lacks)
@@ -187,10 +188,16 @@ func TestShutdownWhileHeld(t *testing.T) {
 		if r := core.Current(func() cuapi.Result { return sim.Table().StreamCreate(h, cuapi.StreamNonBlocking) }); r != cuapi.Success {
 			t.Fatal(r)
 		}
+		other, err := hold.Stream(ctx, uintptr(*h))
+		if err != nil {
+			t.Fatal(err)
+		}
 		free, err := hold.Stream(ctx, uintptr(*h))
 		if err != nil {
 			t.Fatal(err)
 		}
+		other()
+		other()
 		if err := ctx.Shutdown(context.Background()); !errors.Is(err, driver.ErrBusy) {
 			t.Errorf("%s: Shutdown while held: %v, want ErrBusy", name, err)
 		}
