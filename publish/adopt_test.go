@@ -113,11 +113,12 @@ func TestAdoptRefuses(t *testing.T) {
 			return next()
 		},
 		// The simulator has one context for each device. Another one of the same
-		// device is answered for one address: that of the other device.
+		// device is answered for one address, that of the other device, and for
+		// another one a range that does not contain it.
 		seen: func(t *cuapi.Table) {
 			get := t.PointerGetAttribute
 			t.PointerGetAttribute = func(data cuapi.HostPtr, attr int32, addr cuapi.DevicePtr) cuapi.Result {
-				if attr == cuapi.PointerContext && uint64(addr) == foreign.Load() {
+				if attr == cuapi.PointerContext && uint64(addr) == foreign.Load() || attr == cuapi.PointerRangeStart && uint64(addr) == foreign.Load()+8 {
 					addr = cuapi.DevicePtr(elsewhere.Load())
 				}
 				return get(data, attr, addr)
@@ -170,6 +171,7 @@ func TestAdoptRefuses(t *testing.T) {
 		"another device":  {uint64(*on1), []int{1}, publish.U8, publish.ErrNotDevice},
 		"another's pool":  {uint64(*pool1), []int{1}, publish.U8, publish.ErrNotDevice},
 		"another context": {other, []int{1}, publish.U8, publish.ErrNotDevice},
+		"another range":   {other + 8, []int{1}, publish.U8, publish.ErrNotDevice},
 		"past the end":    {addr, []int{4097}, publish.U8, publish.ErrNotDevice},
 		"across the end":  {addr + 4090, []int{2}, publish.F32, publish.ErrNotDevice},
 		"behind the end":  {addr + 4096, []int{1}, publish.U8, publish.ErrNotDevice},
