@@ -411,10 +411,10 @@ func TestSemaphores(t *testing.T) {
 	if w.Taken(sem) || r.sim.flags != 0 {
 		t.Errorf("a captured wait took the post, or is pending: %d", r.sim.flags)
 	}
-	for range streamDepth {
+	for range queueDepth {
 		r.ok(r.LaunchHostFunc(st, w.Wait, at))
 	}
-	if n := r.sim.streams[st].counted; n != streamDepth-1 {
+	if n := *r.sim.streams[st].queue(work); n != queueDepth-1 {
 		t.Errorf("%d waits fill the stream, want all but the one that took the post", n)
 	}
 	r.clean()
