@@ -15,13 +15,6 @@ import (
 	"github.com/purecuda/purecuda/stream"
 )
 
-// spare returns a buffer that is closed at the test's end.
-func (r *rig) spare(n int) *pinned.Buffer {
-	b := r.buffer(make([]byte, n))
-	r.t.Cleanup(func() { b.Close() })
-	return b
-}
-
 // Every rejection comes before any driver call that enqueues, names its
 // reason, and leaves the owners usable.
 func TestRejections(t *testing.T) {
