@@ -65,7 +65,7 @@ var reachable = []string{
 }
 
 func TestEvidenceNoWayToTheAddressOfAPublication(t *testing.T) {
-	w := &walk{seen: map[reflect.Type]bool{}, lines: map[string]bool{}}
+	w := &apiWalk{seen: map[reflect.Type]bool{}, lines: map[string]bool{}}
 	for _, root := range []any{new(publish.Publication), new(publish.RejectedError), new(publish.UnprovenError)} {
 		w.visit(reflect.TypeOf(root), "")
 	}
@@ -90,14 +90,14 @@ func TestEvidenceNoWayToTheAddressOfAPublication(t *testing.T) {
 	}
 }
 
-// A walk goes through exported methods and fields of this module's types.
-type walk struct {
+// An apiWalk goes through exported methods and fields of this module's types.
+type apiWalk struct {
 	seen  map[reflect.Type]bool
 	lines map[string]bool
 	bad   []string
 }
 
-func (w *walk) visit(t reflect.Type, from string) {
+func (w *apiWalk) visit(t reflect.Type, from string) {
 	switch t.Kind() {
 	case reflect.Uintptr, reflect.UnsafePointer, reflect.Uint64, reflect.Func, reflect.Map:
 		w.bad = append(w.bad, fmt.Sprintf("%s gives a %v", from, t))
@@ -116,7 +116,7 @@ func (w *walk) visit(t reflect.Type, from string) {
 	}
 }
 
-func (w *walk) members(t reflect.Type) {
+func (w *apiWalk) members(t reflect.Type) {
 	if w.seen[t] {
 		return
 	}
@@ -155,14 +155,14 @@ func ours(t reflect.Type) bool { return strings.HasPrefix(t.PkgPath(), "github.c
 //go:embed *.go
 var source embed.FS
 
-// A function is an exported one, or an exported method of an exported type, with
+// A signature is of an exported function, or an exported method of an exported type, with
 // the text of its types.
-type function struct {
+type signature struct {
 	name            string
 	params, results []string
 }
 
-func exported(t testing.TB) (all []function) {
+func exported(t testing.TB) (all []signature) {
 	t.Helper()
 	files, err := source.ReadDir(".")
 	must(t, err)
@@ -188,7 +188,7 @@ func exported(t testing.TB) (all []function) {
 			if !ok || !fn.Name.IsExported() {
 				continue
 			}
-			one := function{name: fn.Name.Name, params: typesOf(fn.Type.Params), results: typesOf(fn.Type.Results)}
+			one := signature{name: fn.Name.Name, params: typesOf(fn.Type.Params), results: typesOf(fn.Type.Results)}
 			if fn.Recv != nil {
 				on := strings.TrimPrefix(typesOf(fn.Recv)[0], "*")
 				if !ast.IsExported(on) {

@@ -165,8 +165,8 @@ func TestEvidenceRetentionWithoutAnyOtherHandle(t *testing.T) {
 	})
 }
 
-// methods returns the names of the type's exported methods.
-func methods(v any) (names []string) {
+// exportedMethods returns the names of the type's exported methods.
+func exportedMethods(v any) (names []string) {
 	t := reflect.TypeOf(v)
 	for i := range t.NumMethod() {
 		names = append(names, t.Method(i).Name)
@@ -211,7 +211,7 @@ func TestEvidenceUseAfterPublishFails(t *testing.T) {
 			"Close": func() { must(t, v.Close()) }, // idempotent: the value is nobody's to close
 			"Leak":  v.Leak,
 		}
-		for _, name := range methods(v) {
+		for _, name := range exportedMethods(v) {
 			if ofValue[name] == nil {
 				t.Fatalf("what is Value.%s after a move?", name)
 			}
@@ -455,7 +455,7 @@ func TestEvidenceHostWaitFreePublication(t *testing.T) {
 			must(t, s.Close())
 		})
 		stalls(t, calls)
-		if n := count(calls, cuapi.IDEventRecord); n < 5 {
+		if n := callsOf(calls, cuapi.IDEventRecord); n < 5 {
 			t.Errorf("the trace shows %d records for 4 publications and a download", n)
 		}
 		release()

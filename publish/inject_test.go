@@ -89,8 +89,8 @@ func enqueues(calls []cuapi.Call) (names []string) {
 	return names
 }
 
-// count returns how many of the calls are of that entry point.
-func count(calls []cuapi.Call, id cuapi.ID) (n int) {
+// callsOf returns how many of the calls are of that entry point.
+func callsOf(calls []cuapi.Call, id cuapi.ID) (n int) {
 	for _, c := range calls {
 		if c.ID == id {
 			n++
