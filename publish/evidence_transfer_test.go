@@ -37,8 +37,10 @@ func (r *rig) terminalPath(f *trip, code cuapi.Result, sticky bool) {
 	before, want := r.publication(s, 64)
 	must(t, before.AwaitFrontier(r.within()))
 	buf, spare := r.buffer(make([]byte, 64)), r.buffer(make([]byte, 64))
-	v, err := s.Alloc(publish.U8, 64) // alone in its life: it is all that is retained
+	v, err := s.Alloc(publish.U8, 64)
 	must(t, err)
+	must(t, s.Synchronize(r.within()))
+	r.settle() // the frontier is all that there is to query
 	release := r.hold(s)
 	p, err := s.Publish(v)
 	must(t, err)

@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/purecuda/purecuda/cudasim"
 	"github.com/purecuda/purecuda/driver"
@@ -27,6 +30,7 @@ type fault struct {
 	after bool // the call has its effect and fails all the same
 	n     int
 	hit   string
+	names []string // of the calls since then
 }
 
 func (f *fault) around(c cuapi.Call, next func() cuapi.Result) cuapi.Result {
@@ -35,6 +39,7 @@ func (f *fault) around(c cuapi.Call, next func() cuapi.Result) cuapi.Result {
 	armed := f.armed && !cleanup[c.ID]
 	if armed {
 		f.n++
+		f.names = append(f.names, c.Name())
 	}
 	hit := armed && i == f.at
 	if hit {
@@ -55,7 +60,7 @@ var cleanup = map[cuapi.ID]bool{cuapi.IDGetErrorString: true, cuapi.IDGetErrorNa
 
 func (f *fault) arm(at int, code cuapi.Result, after bool) {
 	f.mu.Lock()
-	f.armed, f.at, f.code, f.after, f.n, f.hit = true, at, code, after, 0, ""
+	f.armed, f.at, f.code, f.after, f.n, f.hit, f.names = true, at, code, after, 0, "", nil
 	f.mu.Unlock()
 }
 
@@ -137,35 +142,48 @@ func (r *rig) workflow(data []byte) (err error) {
 // loses the context and one that does not, before and after its effect. After
 // each, no rule of the driver is broken, the counters conserve, nothing hangs,
 // and a context that is not lost goes on to work.
-func TestEveryCallFails(t *testing.T) {
+//
+// The loop itself fails unless it injected at each call, by entry point and
+// position, of the unfaulted workflow.
+func TestFault21EveryCallFails(t *testing.T) {
+	unfaulted := func() []string {
+		f := &fault{}
+		r := newRig(t, options{around: f.around})
+		f.arm(-1, 0, false)
+		must(t, r.workflow(random(64)))
+		r.settle()
+		f.disarm()
+		return f.names
+	}
+	want := unfaulted()
+	for range 3 {
+		if diff := cmp.Diff(want, unfaulted()); diff != "" {
+			t.Fatalf("the workflow is not the same each time: %s", diff)
+		}
+	}
+	for _, name := range []string{"cuMemAllocFromPoolAsync", "cuMemcpyHtoDAsync_v2", "cuEventRecord", "cuLaunchKernel", "cuEventQuery", "cuMemcpyDtoHAsync_v2", "cuMemFreeAsync", exchange} {
+		if !slices.Contains(want, name) {
+			t.Errorf("the workflow has no %s", name)
+		}
+	}
 	for _, code := range []cuapi.Result{cuapi.InvalidValue, cuapi.OutOfMemory, cuapi.LaunchFailed} {
 		for _, after := range []bool{false, true} {
-			injected := map[string]int{}
-			var want int
+			injected := make([]string, len(want)) // by position
 			for i := 0; ; i++ {
 				f := &fault{}
 				r := newRig(t, options{around: f.around})
 				r.keep = true
-				if i == 0 { // the unfaulted trace
-					f.arm(-1, 0, false)
-					must(t, r.workflow(random(64)))
-					r.settle()
-					want, _ = f.disarm()
-					r = newRig(t, options{around: f.around})
-					r.keep = true
-				}
 				f.arm(i, code, after)
 				err := r.workflow(random(64))
 				r.settle()
 				_, hit := f.disarm()
 				if hit == "" {
-					if i < want {
-						t.Fatalf("the workflow has %d calls, the loop injected %d", want, i)
-					}
 					must(t, err)
 					break
 				}
-				injected[hit]++
+				if i < len(want) {
+					injected[i] = hit
+				}
 				where := fmt.Sprintf("call %d, %s, code %d, after %v", i, hit, code, after)
 				retried := hit == "cuMemAllocFromPoolAsync" && code == cuapi.OutOfMemory
 				if err == nil && hit != "cuEventQuery" && !quiet[hit] && !retried {
@@ -204,10 +222,8 @@ func TestEveryCallFails(t *testing.T) {
 					t.Errorf("%s: violation at the end: %v", where, v)
 				}
 			}
-			for _, name := range []string{"cuMemAllocFromPoolAsync", "cuMemcpyHtoDAsync_v2", "cuEventRecord", "cuLaunchKernel", "cuMemcpyDtoHAsync_v2", "cuMemFreeAsync"} {
-				if injected[name] == 0 {
-					t.Errorf("never injected at %s", name)
-				}
+			if diff := cmp.Diff(want, injected); diff != "" {
+				t.Errorf("code %d, after %v: not injected at each call (-workflow +injected): %s", code, after, diff)
 			}
 		}
 	}
@@ -231,71 +247,6 @@ func (r *rig) settle() {
 		runtime.Gosched()
 	}
 	r.t.Fatalf("never drains: %+v", r.rt.Stats().Queue)
-}
-
-// While a stream is held, publish, poll, download, close and a session on
-// another stream go on; what was retired waits.
-func TestNothingStallsBehindAHeldStream(t *testing.T) {
-	r := newRig(t, options{})
-	must(t, r.rt.Reserve(8, 256))
-	s := r.session()
-	release := r.hold(s)
-	var transfers []*publish.Transfer
-	for range 3 {
-		p, want := r.publication(s, 256)
-		if ready, err := p.FrontierReady(); ready || err != nil {
-			t.Fatal(ready, err)
-		}
-		tr, err := p.DownloadInto(r.buffer(make([]byte, 256)))
-		must(t, err)
-		if ready, err := tr.Ready(); ready || err != nil {
-			t.Fatal(ready, err)
-		}
-		_ = want
-		transfers = append(transfers, tr)
-	}
-	for _, tr := range transfers {
-		must(t, tr.Close())
-	}
-	p, _ := r.publication(s, 256)
-	must(t, p.Close())
-	must(t, s.Close())
-	other := r.session()
-	q, want := r.publication(other, 100)
-	must(t, other.Close())
-	r.download(q, want)
-	if st := r.rt.Stats().Queue; st.Pending < 4 || st.Permanent != 0 {
-		t.Fatalf("retired behind the held stream: %+v", st)
-	}
-	release()
-	r.settle()
-}
-
-// A held stream is filled through the library past the driver's own bound:
-// the library refuses in time, and nothing blocks.
-func TestAFullStreamIsRefusedAndRecovers(t *testing.T) {
-	r := newRig(t, options{})
-	s := r.session()
-	v, err := s.Alloc(publish.U8, 64)
-	must(t, err)
-	release := r.hold(s)
-	n := 0
-	for ; n < 2000; n++ {
-		if err = s.Launch(r.inc, kernel.Grid(64), publish.In(v), publish.Out(v), kernel.U32(64)); err != nil {
-			break
-		}
-	}
-	var rejected *publish.RejectedError
-	if !errors.Is(err, publish.ErrStreamFull) || !errors.As(err, &rejected) || n > stream.Credits || n < stream.Credits-1 {
-		t.Fatalf("after %d launches: %v", n, err)
-	}
-	release()
-	must(t, s.Launch(r.inc, kernel.Grid(64), publish.In(v), publish.Out(v), kernel.U32(64)))
-	for range 5000 { // steady launches without a fence keep their credits
-		must(t, s.Launch(r.inc, kernel.Grid(64), publish.In(v), publish.Out(v), kernel.U32(64)))
-	}
-	must(t, v.Close())
-	must(t, s.Close())
 }
 
 func TestQueueFullKeepsOwners(t *testing.T) {
@@ -327,9 +278,9 @@ func TestQueueFullKeepsOwners(t *testing.T) {
 
 // Handles that become garbage are handed over by cleanups, which make no
 // driver call, and are released once the device is done.
-func TestAbandonedHandlesAreRetired(t *testing.T) {
+func TestFault11AbandonedHandlesAreRetired(t *testing.T) {
 	var inCleanup atomic.Int64
-	r := newRig(t, options{around: func(c cuapi.Call, next func() cuapi.Result) cuapi.Result {
+	around := func(c cuapi.Call, next func() cuapi.Result) cuapi.Result {
 		var pcs [64]uintptr
 		frames := runtime.CallersFrames(pcs[:runtime.Callers(0, pcs[:])])
 		for more := true; more; {
@@ -340,30 +291,34 @@ func TestAbandonedHandlesAreRetired(t *testing.T) {
 			}
 		}
 		return next()
-	}})
-	s := r.session()
-	release := r.hold(s)
-	func() {
-		r.publication(s, 64)
-		p, _ := r.publication(s, 64)
-		tr, err := p.DownloadInto(r.buffer(make([]byte, 64)))
-		must(t, err)
-		runtime.KeepAlive(tr)
-		_, err = s.Alloc(publish.U8, 64)
-		must(t, err)
-	}()
-	collect(t, func() bool { r.rt.Drain(); return r.rt.Stats().Abandoned == 3 })
-	if q := r.rt.Stats().Queue; q.Pending < 3 {
-		t.Fatalf("released behind a held stream: %+v", q)
 	}
-	release()
-	r.settle()
-	func() { r.session() }()
-	collect(t, func() bool { return r.rt.Stats().Sessions == 1 })
-	must(t, s.Close())
-	if n := inCleanup.Load(); n != 0 {
-		t.Fatalf("%d driver calls from cleanups", n)
-	}
+	onEach(t, options{around: around}, func(r *rig) {
+		t := r.t
+		inCleanup.Store(0)
+		s := r.session()
+		release := r.hold(s)
+		func() {
+			r.publication(s, 64)
+			p, _ := r.publication(s, 64)
+			tr, err := p.DownloadInto(r.buffer(make([]byte, 64)))
+			must(t, err)
+			runtime.KeepAlive(tr)
+			_, err = s.Alloc(publish.U8, 64)
+			must(t, err)
+		}()
+		collect(t, func() bool { r.rt.Drain(); return r.rt.Stats().Abandoned == 3 })
+		if q := r.rt.Stats().Queue; q.Pending < 3 {
+			t.Fatalf("released behind a held stream: %+v", q)
+		}
+		release()
+		r.settle()
+		func() { r.session() }()
+		collect(t, func() bool { return r.rt.Stats().Sessions == 1 })
+		must(t, s.Close())
+		if n := inCleanup.Load(); n != 0 {
+			t.Fatalf("%d driver calls from cleanups", n)
+		}
+	})
 }
 
 func TestLeakRetainsAndCounts(t *testing.T) {
@@ -394,7 +349,7 @@ func TestLeakRetainsAndCounts(t *testing.T) {
 	}
 }
 
-func TestWithoutPoolsACacheServes(t *testing.T) {
+func TestFault12WithoutPoolsACacheServes(t *testing.T) {
 	r := newRig(t, options{sim: cudasim.Config{NoPools: true}})
 	for range 3 {
 		must(t, r.workflow(random(5000)))
