@@ -221,6 +221,7 @@ func TestEvidenceUseAfterPublishFails(t *testing.T) {
 			"Publish":         func() { _, err := s.Publish(v); fails("Publish", err) },
 			"PublishAsserted": func() { _, err := s.PublishAsserted(v); fails("PublishAsserted", err) },
 			"Upload":          func() { _, err := s.Upload(v, buf); fails("Upload", err) },
+			"UploadContext":   func() { _, err := s.UploadContext(r.within(), v, buf); fails("UploadContext", err) },
 		}
 		session := reflect.TypeOf(s)
 		for i := range session.NumMethod() {

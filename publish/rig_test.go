@@ -334,3 +334,11 @@ func collect(t testing.TB, ok func() bool) {
 func (r *rig) current(f func() cuapi.Result) cuapi.Result {
 	return wire.ContextOf(r.ctx).Current(f)
 }
+
+// spare returns a buffer that is closed at the test's end.
+func (r *rig) spare(n int) *pinned.Buffer {
+	r.t.Helper()
+	b := r.buffer(make([]byte, n))
+	r.t.Cleanup(func() { b.Close() })
+	return b
+}

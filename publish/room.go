@@ -61,12 +61,19 @@ func (p *Publication) DownloadRangeContext(ctx context.Context, buf *pinned.Buff
 
 // room repeats a try until it is not refused for want of room, or ctx ends.
 func (rt *Runtime) room(ctx context.Context, try func() error) error {
-	err := try()
-	for rt.mayCome(err) {
-		freed, stop := rt.flow.Await(rt.core)
-		if err = try(); !rt.mayCome(err) { // or what came free before told nobody
+	for first := true; ; first = false {
+		freed, stop := (<-chan struct{})(nil), func() {}
+		if !first { // from here on what comes free is told
+			freed, stop = rt.flow.Await(rt.core)
+		}
+		lent := rt.mem.Stats().InUse > rt.kept.device() // to somebody who may give it back
+		err := try()
+		switch {
+		case !wantsRoom(err) && !(lent && errors.Is(err, driver.ErrOutOfMemory)):
 			stop()
-			break
+			return err
+		case first:
+			continue
 		}
 		select {
 		case <-freed:
@@ -81,21 +88,14 @@ func (rt *Runtime) room(ctx context.Context, try func() error) error {
 		}
 		stop()
 	}
-	return err
 }
 
-// mayCome tells whether a try was refused for want of room that may come.
-func (rt *Runtime) mayCome(err error) bool {
+// wantsRoom tells whether a try was refused for want of a slot, bytes or
+// credits, which come back.
+func wantsRoom(err error) bool {
 	var never *tooLarge
-	switch {
-	case err == nil || errors.As(err, &never):
-		return false
-	case errors.Is(err, ErrStreamFull), errors.Is(err, ErrContextFull), errors.Is(err, ErrQueueFull):
-		return true
-	case errors.Is(err, driver.ErrOutOfMemory):
-		return rt.mem.Stats().InUse > rt.kept.device() // somebody's, who may give it back
-	}
-	return false
+	return !errors.As(err, &never) &&
+		(errors.Is(err, ErrStreamFull) || errors.Is(err, ErrContextFull) || errors.Is(err, ErrQueueFull))
 }
 
 // tooLarge is the reason of a refusal of what fits into no empty queue.

@@ -131,7 +131,7 @@ func (w *Watcher) round() (progress, more bool) {
 }
 
 // Running tells whether the watcher has something to look for.
-func (w *Watcher) Running() bool { return w.running.Load() }
+func (w *Watcher) Running() bool { return w.running.Load() || w.nudged.Load() || !w.empty() }
 
 // Look makes one look at each source, on the caller's goroutine.
 func (w *Watcher) Look() {
