@@ -174,6 +174,44 @@ func exportedMethods(v any) (names []string) {
 	return names
 }
 
+// A publication that one goroutine waits for can be consumed by another one, and
+// the wait ends well.
+func TestEvidenceConsumedWhileAwaited(t *testing.T) {
+	var watched, asked atomic.Bool
+	around := func(c cuapi.Call, next func() cuapi.Result) cuapi.Result {
+		if c.ID == cuapi.IDEventQuery && watched.Load() {
+			asked.Store(true)
+		}
+		return next()
+	}
+	onEach(t, options{around: around}, func(r *rig) {
+		t := r.t
+		s := r.session()
+		want := random(64)
+		v := r.uploaded(s, want)
+		buf := r.buffer(make([]byte, 64))
+		must(t, s.Synchronize(r.within()))
+		r.settle() // who queries from here on is the wait
+		release := r.hold(s)
+		p, err := s.Publish(v)
+		must(t, err)
+		watched.Store(true)
+		waited := make(chan error)
+		go func() { waited <- p.AwaitFrontier(r.within()) }()
+		for !asked.Load() {
+			runtime.Gosched()
+		}
+		tr, err := p.DownloadInto(buf)
+		must(t, err)
+		release()
+		must(t, <-waited)
+		r.finish(tr, want)
+		must(t, s.Close())
+		watched.Store(false)
+		asked.Store(false)
+	})
+}
+
 // Nothing that takes a value or is a method of it works on one that was
 // published; what describes it still answers.
 func TestEvidenceUseAfterPublishFails(t *testing.T) {
