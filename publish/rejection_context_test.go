@@ -59,6 +59,20 @@ func TestRejectionsOfAnotherContext(t *testing.T) {
 			addr, free := other.deviceMemory(valueSize)
 			return addr, func() { free(); end() }
 		})},
+		{"memory of another device's pool", adopts, publish.ErrNotDevice, swapped(partAddress, func(a *attempt) (uint64, func()) {
+			other, end := a.r.elsewhere() // which tells no context
+			s := other.session()
+			raw, err := s.Raw()
+			must(t, err)
+			d := new(cuapi.DevicePtr)
+			other.raw(func(t *cuapi.Table) cuapi.Result { return t.MemAllocAsync(d, valueSize, cuapi.Stream(raw)) })
+			return uint64(*d), func() {
+				other.raw(func(t *cuapi.Table) cuapi.Result { return t.MemFreeAsync(*d, cuapi.Stream(raw)) })
+				must(t, s.Synchronize(a.r.within()))
+				must(t, s.Close())
+				end()
+			}
+		})},
 	} {
 		for _, name := range c.of {
 			t.Run(name+"/"+c.name, func(t *testing.T) {

@@ -2,6 +2,7 @@ package publish_test
 
 import (
 	"errors"
+	"math"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -333,6 +334,7 @@ var refusals = []refusal{
 	{"a range of nothing", downloads, publish.ErrLength, region(0, 0)},
 	{"a negative range", downloads, publish.ErrLength, region(0, -valueSize)},
 	{"a range that overflows", downloads, publish.ErrLength, region(1<<62, 1<<62)},
+	{"an end that overflows", downloads, publish.ErrLength, region(math.MaxInt64-1, valueSize)},
 	{"a range that the buffer is not", downloads, publish.ErrLength, region(0, valueSize-1)},
 
 	{"no data type", allocs, publish.ErrDType, set(partDtype, 0)},
