@@ -57,10 +57,10 @@ var publicationTable = struct {
 	Err, FrontierReady, AwaitFrontier, Done, Download, Close, Leak rule
 }{
 	//                          pending   complete  failed
-	Err:           rule{own.Borrow, [numColumns]act{answers, answers, fails}},
+	Err:           rule{own.Ask, [numColumns]act{answers, answers, fails}},
 	FrontierReady: rule{own.Borrow, [numColumns]act{looks, answers, fails}},
 	AwaitFrontier: rule{own.Borrow, [numColumns]act{waits, answers, fails}},
-	Done:          rule{own.Borrow, [numColumns]act{waits, answers, answers}},
+	Done:          rule{own.Ask, [numColumns]act{waits, answers, answers}},
 	Download:      rule{own.Take, [numColumns]act{proceeds, proceeds, refuses}},
 	Close:         rule{own.Close, [numColumns]act{retires, retires, keeps}},
 	Leak:          rule{own.Close, [numColumns]act{keeps, keeps, keeps}},
@@ -72,10 +72,10 @@ var transferTable = struct {
 	Err, Ready, Wait, Done, Close, Leak rule
 }{
 	//                  pending   complete  failed
-	Err:   rule{own.Borrow, [numColumns]act{answers, answers, fails}},
+	Err:   rule{own.Ask, [numColumns]act{answers, answers, fails}},
 	Ready: rule{own.Borrow, [numColumns]act{looks, answers, fails}},
 	Wait:  rule{own.Borrow, [numColumns]act{waits, proceeds, fails}},
-	Done:  rule{own.Borrow, [numColumns]act{waits, answers, answers}},
+	Done:  rule{own.Ask, [numColumns]act{waits, answers, answers}},
 	Close: rule{own.Close, [numColumns]act{retires, retires, keeps}},
 	Leak:  rule{own.Close, [numColumns]act{keeps, keeps, keeps}},
 }
@@ -116,7 +116,7 @@ var valueTable = struct {
 	Err, Use, Publish, Close, Leak rule
 }{
 	//                     sound     tainted   lost
-	Err:     rule{own.Borrow, [numColumns]act{answers, answers, answers}},
+	Err:     rule{own.Ask, [numColumns]act{answers, answers, answers}},
 	Use:     rule{own.Borrow, [numColumns]act{proceeds, proceeds, refuses}},
 	Publish: rule{own.Take, [numColumns]act{proceeds, refuses, refuses}},
 	Close:   rule{own.Close, [numColumns]act{retires, keeps, keeps}},

@@ -56,6 +56,7 @@ type Action uint8
 
 const (
 	Open    Action = iota // hand it out
+	Ask                   // whether it can be used
 	Borrow                // use it for one call
 	Return                // the end of that call
 	Take                  // begin a move
@@ -66,7 +67,7 @@ const (
 )
 
 func (a Action) String() string {
-	return [...]string{"open", "borrow", "return", "take", "restore", "give", "close"}[a]
+	return [...]string{"open", "ask", "borrow", "return", "take", "restore", "give", "close"}[a]
 }
 
 // A Step is one entry of the table: the next state, the change of the borrow
@@ -83,49 +84,49 @@ type Step struct {
 // last borrow; earlier ones only lower the count.
 var Table = [NumStates][NumActions]Step{
 	Absent: {
-		Open:   {Next: Live},
+		Open: {Next: Live}, Ask: {Next: Absent, Err: ErrClosed},
 		Borrow: {Next: Absent, Err: ErrClosed}, Return: {Panic: true},
 		Take: {Next: Absent, Err: ErrClosed}, Restore: {Panic: true}, Give: {Panic: true},
 		Close: {Next: Absent},
 	},
 	Live: {
-		Open:   {Panic: true},
+		Open: {Panic: true}, Ask: {Next: Live},
 		Borrow: {Next: Busy, Borrows: 1}, Return: {Panic: true},
 		Take: {Next: Moving}, Restore: {Panic: true}, Give: {Panic: true},
 		Close: {Next: Closed, Release: true},
 	},
 	Busy: {
-		Open:   {Panic: true},
+		Open: {Panic: true}, Ask: {Next: Busy},
 		Borrow: {Next: Busy, Borrows: 1}, Return: {Next: Live, Borrows: -1},
 		Take: {Next: Busy, Err: ErrBusy}, Restore: {Panic: true}, Give: {Panic: true},
 		Close: {Next: Closing},
 	},
 	Closing: {
-		Open:   {Panic: true},
+		Open: {Panic: true}, Ask: {Next: Closing, Err: ErrClosed},
 		Borrow: {Next: Closing, Err: ErrClosed}, Return: {Next: Closed, Borrows: -1, Release: true},
 		Take: {Next: Closing, Err: ErrClosed}, Restore: {Panic: true}, Give: {Panic: true},
 		Close: {Next: Closing},
 	},
 	Moving: {
-		Open:   {Panic: true},
+		Open: {Panic: true}, Ask: {Next: Moving},
 		Borrow: {Next: Moving, Err: ErrBusy}, Return: {Panic: true},
 		Take: {Next: Moving, Err: ErrBusy}, Restore: {Next: Live}, Give: {Next: Moved},
 		Close: {Next: Revoked},
 	},
 	Revoked: {
-		Open:   {Panic: true},
+		Open: {Panic: true}, Ask: {Next: Revoked, Err: ErrClosed},
 		Borrow: {Next: Revoked, Err: ErrClosed}, Return: {Panic: true},
 		Take: {Next: Revoked, Err: ErrClosed}, Restore: {Next: Closed, Release: true}, Give: {Next: Moved},
 		Close: {Next: Revoked},
 	},
 	Moved: {
-		Open:   {Panic: true}, // what comes back gets a fresh handle: a stale one stays stale
+		Open: {Panic: true}, Ask: {Next: Moved, Err: ErrMoved}, // what comes back gets a fresh handle: a stale one stays stale
 		Borrow: {Next: Moved, Err: ErrMoved}, Return: {Panic: true},
 		Take: {Next: Moved, Err: ErrMoved}, Restore: {Panic: true}, Give: {Panic: true},
 		Close: {Next: Moved},
 	},
 	Closed: {
-		Open:   {Panic: true},
+		Open: {Panic: true}, Ask: {Next: Closed, Err: ErrClosed},
 		Borrow: {Next: Closed, Err: ErrClosed}, Return: {Panic: true},
 		Take: {Next: Closed, Err: ErrClosed}, Restore: {Panic: true}, Give: {Panic: true},
 		Close: {Next: Closed},
@@ -200,12 +201,4 @@ func (c *Cell) Close() (release bool) { return c.Do(Close).Release }
 func (c *Cell) State() State { return State(c.word.Load() & 0xff) }
 
 // Err returns why the thing can not be used: nil, ErrMoved or ErrClosed.
-func (c *Cell) Err() error {
-	switch c.State() {
-	case Moved:
-		return ErrMoved
-	case Absent, Closing, Revoked, Closed:
-		return ErrClosed
-	}
-	return nil
-}
+func (c *Cell) Err() error { return Table[c.State()][Ask].Err }

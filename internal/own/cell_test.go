@@ -22,14 +22,14 @@ var reach = map[State][]Action{
 // want says in words what each action does in each state, apart from Table:
 // "state", "state err", "state!" for a release due, "panic".
 var want = map[State]map[Action]string{
-	Absent:  {Open: "live", Borrow: "absent closed", Return: "panic", Take: "absent closed", Restore: "panic", Give: "panic", Close: "absent"},
-	Live:    {Open: "panic", Borrow: "busy", Return: "panic", Take: "moving", Restore: "panic", Give: "panic", Close: "closed!"},
-	Busy:    {Open: "panic", Borrow: "busy", Return: "live", Take: "busy busy", Restore: "panic", Give: "panic", Close: "closing"},
-	Closing: {Open: "panic", Borrow: "closing closed", Return: "closed!", Take: "closing closed", Restore: "panic", Give: "panic", Close: "closing"},
-	Moving:  {Open: "panic", Borrow: "moving busy", Return: "panic", Take: "moving busy", Restore: "live", Give: "moved", Close: "revoked"},
-	Revoked: {Open: "panic", Borrow: "revoked closed", Return: "panic", Take: "revoked closed", Restore: "closed!", Give: "moved", Close: "revoked"},
-	Moved:   {Open: "panic", Borrow: "moved moved", Return: "panic", Take: "moved moved", Restore: "panic", Give: "panic", Close: "moved"},
-	Closed:  {Open: "panic", Borrow: "closed closed", Return: "panic", Take: "closed closed", Restore: "panic", Give: "panic", Close: "closed"},
+	Absent:  {Open: "live", Ask: "absent closed", Borrow: "absent closed", Return: "panic", Take: "absent closed", Restore: "panic", Give: "panic", Close: "absent"},
+	Live:    {Open: "panic", Ask: "live", Borrow: "busy", Return: "panic", Take: "moving", Restore: "panic", Give: "panic", Close: "closed!"},
+	Busy:    {Open: "panic", Ask: "busy", Borrow: "busy", Return: "live", Take: "busy busy", Restore: "panic", Give: "panic", Close: "closing"},
+	Closing: {Open: "panic", Ask: "closing closed", Borrow: "closing closed", Return: "closed!", Take: "closing closed", Restore: "panic", Give: "panic", Close: "closing"},
+	Moving:  {Open: "panic", Ask: "moving", Borrow: "moving busy", Return: "panic", Take: "moving busy", Restore: "live", Give: "moved", Close: "revoked"},
+	Revoked: {Open: "panic", Ask: "revoked closed", Borrow: "revoked closed", Return: "panic", Take: "revoked closed", Restore: "closed!", Give: "moved", Close: "revoked"},
+	Moved:   {Open: "panic", Ask: "moved moved", Borrow: "moved moved", Return: "panic", Take: "moved moved", Restore: "panic", Give: "panic", Close: "moved"},
+	Closed:  {Open: "panic", Ask: "closed closed", Borrow: "closed closed", Return: "panic", Take: "closed closed", Restore: "panic", Give: "panic", Close: "closed"},
 }
 
 func TestTableEveryActionInEveryState(t *testing.T) {
