@@ -126,10 +126,14 @@ func (l *Lane) countLocked(m *Mark) {
 }
 
 // Done returns a channel that is closed when the mark is complete, failed or
-// let go of. The watcher looks for it from now on.
+// let go of. The watcher looks for it from now on. A mark whose context is lost
+// has failed.
 func (m *Mark) Done() <-chan struct{} {
 	l := m.lane
 	l.mu.Lock()
+	if lost := l.core.Lost(); lost != nil && m.state.Load() == pending {
+		l.failLocked(m, lost)
+	}
 	if m.done == nil {
 		m.done = outside.Chan()
 		if m.letGo || m.state.Load() != pending {
