@@ -264,8 +264,10 @@ var transfers = life{
 }
 
 // nothing starts a kernel that does nothing with the value.
-func (e *env) nothing(v *publish.Value) error {
-	return e.s.Launch(e.inc, kernel.Grid(1), publish.In(v), publish.Out(v), kernel.U32(0))
+func (e *env) nothing(v *publish.Value) error { return e.nothingIn(e.s, v) }
+
+func (e *env) nothingIn(s *publish.Session, v *publish.Value) error {
+	return s.Launch(e.inc, kernel.Grid(1), publish.In(v), publish.Out(v), kernel.U32(0))
 }
 
 func (e *env) publishes(f func() (*publish.Publication, error)) seen {

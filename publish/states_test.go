@@ -137,6 +137,8 @@ type hooks struct {
 	once  map[cuapi.ID]hook
 	on    bool
 	calls []cuapi.ID
+	kinds map[cuapi.ID]bool                                        // of all calls, while it is there
+	any   func(id cuapi.ID, next func() cuapi.Result) cuapi.Result // stands about each call, the watcher's too
 }
 
 // A hook runs before a call. What it returns is returned instead of making the
@@ -146,11 +148,19 @@ type hook func() cuapi.Result
 func (h *hooks) around(c cuapi.Call, next func() cuapi.Result) cuapi.Result {
 	h.mu.Lock()
 	f := h.once[c.ID]
-	if f == nil && !h.on || byWatcher() {
+	if h.any != nil {
+		f := h.any
+		h.mu.Unlock()
+		return f(c.ID, next)
+	}
+	if f == nil && !h.on && h.kinds == nil || byWatcher() {
 		h.mu.Unlock()
 		return next()
 	}
 	delete(h.once, c.ID)
+	if h.kinds != nil && c.ID != cuapi.IDGetErrorName && c.ID != cuapi.IDGetErrorString {
+		h.kinds[c.ID] = true
+	}
 	if h.on && !slices.Contains(bookkeeping, c.ID) {
 		h.calls = append(h.calls, c.ID)
 	}
