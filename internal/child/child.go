@@ -6,9 +6,12 @@ package child
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -17,6 +20,8 @@ const (
 	env = "PURECUDA_TEST_CHILD"
 	// deadline bounds a process. It only ever fails a test.
 	deadline = 2 * time.Minute
+	// grace is what a process that is late has for telling where it is.
+	grace = 5 * time.Second
 )
 
 // Is tells whether this process was started by Run or Command.
@@ -33,6 +38,40 @@ func Command(ctx context.Context, t testing.TB, environ ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, exe, "-test.run="+pattern, "-test.v", "-test.count=1")
 	cmd.Env = append(append(os.Environ(), env+"=1"), environ...)
 	return cmd
+}
+
+// End runs the test t alone in a process of its own, which ends in its own way,
+// and returns what it wrote and its exit status. One that goes on past the limit
+// is asked for its stacks, killed, and an error, as one that a signal ends is. Any
+// goroutine may call it.
+func End(t testing.TB, limit time.Duration, environ ...string) (out string, status int, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	cmd := Command(ctx, t, environ...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGQUIT) }
+	cmd.WaitDelay = grace
+	type end struct {
+		out []byte
+		err error
+	}
+	ended := make(chan end, 1)
+	go func() {
+		out, err := cmd.CombinedOutput()
+		ended <- end{out, err}
+	}()
+	select {
+	case e := <-ended:
+		var exit *exec.ExitError
+		switch {
+		case ctx.Err() != nil:
+			return string(e.out), -1, fmt.Errorf("it had not ended after %v: %w", limit, ctx.Err())
+		case errors.As(e.err, &exit) && exit.Exited():
+			return string(e.out), exit.ExitCode(), nil
+		}
+		return string(e.out), 0, e.err
+	case <-time.After(limit + 2*grace):
+		return "", -1, fmt.Errorf("it had not ended after %v, and a kill does not end it", limit)
+	}
 }
 
 // Run runs the test t alone in a process of its own, which must pass it, and
