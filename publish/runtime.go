@@ -59,6 +59,20 @@ import (
 	"github.com/purecuda/purecuda/stream"
 )
 
+// contextPin is a runtime's pin of its context, apart from the runtime: the
+// cleanup of one that became garbage without a close lets go of it.
+type contextPin struct {
+	core *wire.Context
+	over atomic.Bool
+}
+
+// end lets go of the context, once. It makes no driver call.
+func (p *contextPin) end() {
+	if p.over.CompareAndSwap(false, true) {
+		p.core.Release()
+	}
+}
+
 // Config sets a runtime's limits. The zero Config is the default.
 type Config struct {
 	// Slots bounds the values, publications and transfers that are alive or
@@ -100,6 +114,8 @@ type Runtime struct {
 	leaked   atomic.Int64
 	panics   atomic.Int64
 
+	held *contextPin
+
 	mu       sync.Mutex
 	closed   bool
 	pins     int             // sessions and records
@@ -135,7 +151,7 @@ func New(ctx *driver.Context, cfg Config) (*Runtime, error) {
 	rt := &Runtime{
 		ctx: ctx, core: core, mem: mem, pinned: pinned.PoolOf(core), limit: cfg.Bytes,
 		watcher: stream.WatcherOf(core), flow: stream.FlowOf(core), kept: keptOf(core), pins: 1,
-		origins: newOrigins(cfg.Stacks),
+		origins: newOrigins(cfg.Stacks), held: &contextPin{core: core},
 	}
 	if cfg.Slots == 0 {
 		cfg.Slots = defaultSlots
@@ -144,6 +160,8 @@ func New(ctx *driver.Context, cfg Config) (*Runtime, error) {
 	if cfg.PinnedBytes > 0 {
 		rt.pinned.Limit(cfg.PinnedBytes)
 	}
+	// What pins the runtime refers to it: garbage has no pin but its own.
+	runtime.AddCleanup(rt, (*contextPin).end, rt.held)
 	return rt, nil
 }
 
@@ -235,7 +253,7 @@ func (rt *Runtime) unpin() {
 	last := rt.pins == 0
 	rt.mu.Unlock()
 	if last {
-		rt.core.Release()
+		rt.held.end()
 	}
 }
 
