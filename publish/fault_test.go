@@ -276,51 +276,6 @@ func TestQueueFullKeepsOwners(t *testing.T) {
 	must(t, s.Close())
 }
 
-// Handles that become garbage are handed over by cleanups, which make no
-// driver call, and are released once the device is done.
-func TestFault11AbandonedHandlesAreRetired(t *testing.T) {
-	var inCleanup atomic.Int64
-	around := func(c cuapi.Call, next func() cuapi.Result) cuapi.Result {
-		var pcs [64]uintptr
-		frames := runtime.CallersFrames(pcs[:runtime.Callers(0, pcs[:])])
-		for more := true; more; {
-			var f runtime.Frame
-			f, more = frames.Next()
-			if f.Function == "runtime.runCleanups" || f.Function == "runtime.(*cleanupQueue).runCleanups" {
-				inCleanup.Add(1)
-			}
-		}
-		return next()
-	}
-	onEach(t, options{around: around}, func(r *rig) {
-		t := r.t
-		inCleanup.Store(0)
-		s := r.session()
-		release := r.hold(s)
-		func() {
-			r.publication(s, 64)
-			p, _ := r.publication(s, 64)
-			tr, err := p.DownloadInto(r.buffer(make([]byte, 64)))
-			must(t, err)
-			runtime.KeepAlive(tr)
-			_, err = s.Alloc(publish.U8, 64)
-			must(t, err)
-		}()
-		collect(t, func() bool { r.rt.Drain(); return r.rt.Stats().Abandoned == 3 })
-		if q := r.rt.Stats().Queue; q.Pending < 3 {
-			t.Fatalf("released behind a held stream: %+v", q)
-		}
-		release()
-		r.settle()
-		func() { r.session() }()
-		collect(t, func() bool { return r.rt.Stats().Sessions == 1 })
-		must(t, s.Close())
-		if n := inCleanup.Load(); n != 0 {
-			t.Fatalf("%d driver calls from cleanups", n)
-		}
-	})
-}
-
 func TestLeakRetainsAndCounts(t *testing.T) {
 	r := newRig(t, options{})
 	r.keep = true
