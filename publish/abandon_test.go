@@ -77,11 +77,10 @@ func TestTheMeterSeesCleanups(t *testing.T) {
 // collected runs collections and nothing else until ok.
 func (r *rig) collected(ok func() bool) {
 	r.t.Helper()
-	for range 20000 {
+	for bound := r.within(); bound.Err() == nil; runtime.GC() {
 		if ok() {
 			return
 		}
-		runtime.GC()
 	}
 	r.t.Fatalf("never came true: %+v", r.rt.Stats())
 }
@@ -206,6 +205,7 @@ func TestAbandonedParentsLetTheContextGo(t *testing.T) {
 			"stream":            func(of *rig) { must(t, second(stream.New(of.ctx))) },
 			"buffer":            func(of *rig) { must(t, second(of.rt.Pinned(64))) },
 			"runtime":           func(of *rig) { of.another() },
+			"closed runtime":    func(of *rig) { must(t, of.another().rt.Close()) },
 			"runtime with work": func(of *rig) { must(t, of.another().workflow(random(64))) },
 			"all, the children first": func(of *rig) {
 				of = of.another()
@@ -223,6 +223,8 @@ func TestAbandonedParentsLetTheContextGo(t *testing.T) {
 			must(t, err)
 			of := r.on(ctx)
 			func() { drop(of) }()
+			r.swept()
+			r.busy("a runtime that was not dropped", ctx.Shutdown(r.within()))
 			wait := r.within()
 			for _, end := range []func(context.Context) error{of.rt.Shutdown, ctx.Shutdown} {
 				r.collected(func() bool { err = end(wait); return !errors.Is(err, driver.ErrBusy) })
