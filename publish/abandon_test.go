@@ -145,7 +145,7 @@ func (r *rig) used(s *publish.Session) *publish.Value {
 // call, and are counted. An idle process, in which nobody calls the library any
 // more, gives their memory back as soon as the device is done with it, and not
 // before.
-func TestAnIdleProcessFreesWhatWasAbandoned(t *testing.T) {
+func TestFault11AnIdleProcessFreesWhatWasAbandoned(t *testing.T) {
 	var meter meter
 	onEach(t, options{around: meter.around}, func(r *rig) {
 		t := r.t

@@ -421,49 +421,6 @@ func TestFault18PinnedMemoryIsGivenBackToThePool(t *testing.T) {
 	})
 }
 
-// Sixty-four goroutines close one handle while collections run: one release.
-func TestFault19OneRelease(t *testing.T) {
-	onEach(t, options{trace: true}, func(r *rig) {
-		t := r.t
-		s := r.session()
-		for range 5 {
-			q := r.rt.Stats().Queue
-			calls := r.trace(func() {
-				release := r.hold(s)
-				v, err := s.Alloc(publish.U8, 64)
-				must(t, err)
-				p, err := s.Publish(v)
-				must(t, err)
-				var wg sync.WaitGroup
-				for i := range 64 {
-					wg.Go(func() {
-						if i%8 == 0 {
-							runtime.GC()
-						}
-						p.Close()
-						v.Close()
-					})
-				}
-				wg.Wait()
-				p, v = nil, nil
-				for range 3 {
-					runtime.GC()
-				}
-				release()
-				r.settle()
-			})
-			after := r.rt.Stats().Queue
-			if n := callsOf(calls, cuapi.IDMemFreeAsync); n != 1 || after.Entered != q.Entered+1 || after.Released != q.Released+1 {
-				t.Errorf("%d frees; %+v, then %+v", n, q, after)
-			}
-		}
-		if st := r.rt.Stats(); st.Abandoned != 0 {
-			t.Errorf("%+v", st)
-		}
-		must(t, s.Close())
-	})
-}
-
 // A thousand waits cost no thread each.
 func TestFault23AThousandWaiters(t *testing.T) {
 	onEach(t, options{}, func(r *rig) {

@@ -39,7 +39,7 @@ func TestRejectionsOfAnotherContext(t *testing.T) {
 			b := other.buffer(make([]byte, valueSize))
 			return b, func() { must(t, b.Err()); must(t, b.Close()); end() }
 		})},
-		{"value of another context", ofValue, publish.ErrForeign, swapped(partValue, func(a *attempt) (*publish.Value, func()) {
+		{"value of another context", valueRefusals, publish.ErrForeign, swapped(partValue, func(a *attempt) (*publish.Value, func()) {
 			other, end := a.r.elsewhere()
 			s := other.session()
 			v, err := s.Alloc(publish.U8, valueSize)

@@ -223,7 +223,7 @@ var (
 	enqueuing = []string{"publish", "download", "upload", "alloc", "launch"}
 	takesRoom = []string{"download", "upload", "alloc", "launch"} // records take none
 	takesSlot = []string{"upload", "alloc", "adopt"}              // the others have theirs already
-	ofValue   = []string{"publish", "upload", "launch"}
+	valueRefusals   = []string{"publish", "upload", "launch"}
 	ofBuffer  = []string{"upload", "download"}
 	downloads = []string{"download"}
 	allocs    = []string{"alloc", "adopt"}
@@ -244,20 +244,20 @@ var refusals = []refusal{
 	{"full context", takesRoom, publish.ErrContextFull, fullContext},
 	{"full queue", takesSlot, publish.ErrQueueFull, fullQueue},
 
-	{"nil value", ofValue, driver.ErrClosed, set(partValue, nil)},
-	{"zero value", ofValue, driver.ErrClosed, set(partValue, new(publish.Value))},
-	{"moved value", ofValue, driver.ErrMoved, swapped(partValue, func(a *attempt) (*publish.Value, func()) {
+	{"nil value", valueRefusals, driver.ErrClosed, set(partValue, nil)},
+	{"zero value", valueRefusals, driver.ErrClosed, set(partValue, new(publish.Value))},
+	{"moved value", valueRefusals, driver.ErrMoved, swapped(partValue, func(a *attempt) (*publish.Value, func()) {
 		v := a.alloc()
 		p, err := a.s.Publish(v)
 		must(a.r.t, err)
 		return v, func() { must(a.r.t, p.Close()) }
 	})},
-	{"closed value", ofValue, driver.ErrClosed, swapped(partValue, func(a *attempt) (*publish.Value, func()) {
+	{"closed value", valueRefusals, driver.ErrClosed, swapped(partValue, func(a *attempt) (*publish.Value, func()) {
 		v := a.alloc()
 		must(a.r.t, v.Close())
 		return v, nothing
 	})},
-	{"value of another runtime", ofValue, publish.ErrForeign, swapped(partValue, func(a *attempt) (*publish.Value, func()) {
+	{"value of another runtime", valueRefusals, publish.ErrForeign, swapped(partValue, func(a *attempt) (*publish.Value, func()) {
 		rt, err := publish.New(a.r.ctx, publish.Config{})
 		must(a.r.t, err)
 		s, err := rt.OpenSession(nil)
@@ -271,7 +271,7 @@ var refusals = []refusal{
 			must(a.r.t, rt.Shutdown(a.r.within()))
 		}
 	})},
-	{"value of another stream", ofValue, publish.ErrOtherStream, swapped(partValue, func(a *attempt) (*publish.Value, func()) {
+	{"value of another stream", valueRefusals, publish.ErrOtherStream, swapped(partValue, func(a *attempt) (*publish.Value, func()) {
 		s := a.r.session()
 		v, want := a.r.produce(s, random(valueSize))
 		return v, func() { // there it is usable

@@ -317,8 +317,8 @@ func pair(e *env, id cuapi.ID, outer, inner op, complete bool) bool {
 	return true
 }
 
-// enqueues are the calls that the hammer fails.
-var enqueues = []cuapi.ID{cuapi.IDEventQuery, cuapi.IDEventRecord, cuapi.IDMemcpyDtoHAsync, cuapi.IDMemcpyHtoDAsync, cuapi.IDLaunchKernel,
+// failable are the calls that the hammer fails.
+var failable = []cuapi.ID{cuapi.IDEventQuery, cuapi.IDEventRecord, cuapi.IDMemcpyDtoHAsync, cuapi.IDMemcpyHtoDAsync, cuapi.IDLaunchKernel,
 	cuapi.IDMemAllocFromPoolAsync, cuapi.IDMemFreeAsync, cuapi.IDStreamIsCapturing, cuapi.IDStreamQuery}
 
 // TestStatesHammer calls all methods of three lives at random on many
@@ -345,7 +345,7 @@ func hammer(t *testing.T, seed uint64, faults int, words *sync.Map) {
 	var mu sync.Mutex
 	dice := rand.New(rand.NewPCG(seed, 0))
 	f := func(id cuapi.ID, next func() cuapi.Result) cuapi.Result {
-		if !on.Load() || !slices.Contains(enqueues, id) {
+		if !on.Load() || !slices.Contains(failable, id) {
 			return next()
 		}
 		mu.Lock()
