@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"math/bits"
 	"sync"
+	"sync/atomic"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
 	"github.com/purecuda/purecuda/internal/own"
@@ -42,6 +43,9 @@ type Pool struct {
 	pool    cuapi.MemPool // 0: the cache is used
 	lane    cuapi.Stream  // frees run here, behind nothing
 	limit   int64         // of the cache, in bytes
+	total   int64         // of the device, in bytes
+
+	freeing atomic.Bool // a wait found that freed memory is yet to come back
 
 	mu    sync.Mutex
 	free  [48][]cuapi.DevicePtr // the cache, by class
@@ -82,12 +86,13 @@ func (p *Pool) setUp() error {
 		}
 		p.lane = *lane
 	}
+	free, total := new(uintptr), new(uintptr)
+	if r := p.core.Current(func() cuapi.Result { return t.MemGetInfo(free, total) }); r != cuapi.Success {
+		return p.core.Fail(cuapi.IDMemGetInfo, r, "")
+	}
+	p.total = int64(*total)
 	if !p.core.Pools {
-		free, total := new(uintptr), new(uintptr)
-		if r := p.core.Current(func() cuapi.Result { return t.MemGetInfo(free, total) }); r != cuapi.Success {
-			return p.core.Fail(cuapi.IDMemGetInfo, r, "")
-		}
-		p.limit = int64(*total / 2)
+		p.limit = p.total / 2
 		return nil
 	}
 	if p.pool == 0 {
@@ -150,6 +155,7 @@ func (p *Pool) Free(b *Block) error {
 		p.free[b.class-1] = append(p.free[b.class-1], b.Addr)
 		p.mu.Unlock()
 		p.count(-b.Bytes)
+		p.core.Room.Signal()
 		return nil
 	}
 	list := cuapi.NewList()
@@ -160,8 +166,66 @@ func (p *Pool) Free(b *Block) error {
 		return p.core.Fail(cuapi.IDMemFreeAsync, r, fmt.Sprintf("%d bytes", b.Bytes))
 	}
 	p.count(-b.Bytes)
+	p.core.Room.Signal()
 	return nil
 }
+
+// Lent tells whether n bytes that there are not may be there later: they fit
+// beside what is kept for good, and somebody has memory that may come back, or
+// what was given back is yet to (cuStreamQuery). Where it is, the watcher looks
+// for it and signals the context's Room. It never waits.
+func (p *Pool) Lent(n, kept int64) bool {
+	most := p.total
+	if p.pool == 0 {
+		if c := class(n); c >= len(p.free) {
+			return false
+		} else {
+			most, n = p.limit, 1<<c
+		}
+	}
+	if n > most-kept {
+		return false
+	}
+	p.mu.Lock()
+	lent := p.inUse > kept
+	p.mu.Unlock()
+	if p.pool != 0 && p.busy() {
+		p.freeing.Store(true)
+		stream.WatcherOf(p.core).Add(p)
+		lent = true
+	}
+	return lent
+}
+
+// busy tells whether a free has yet to run.
+func (p *Pool) busy() bool {
+	list := cuapi.NewList()
+	defer list.Free()
+	list.StreamQuery(p.lane)
+	list.Relax()
+	_, r := p.core.Table.Run(list)
+	if r != cuapi.Success && r != cuapi.NotReady {
+		p.core.Fail(cuapi.IDStreamQuery, r, "") // latched, if the context is lost
+	}
+	return r == cuapi.NotReady
+}
+
+// Poll is the watcher's look while somebody waits for what is being freed.
+func (p *Pool) Poll() (progress, more bool) {
+	if p.core.Room.Waiting() == 0 || !p.freeing.Load() {
+		p.freeing.Store(false)
+		return false, false
+	}
+	if p.busy() {
+		return false, true
+	}
+	p.freeing.Store(false)
+	p.core.Room.Signal()
+	return true, false
+}
+
+// class returns the cache's class of n bytes.
+func class(n int64) int { return bits.Len64(uint64(max(n, 512) - 1)) }
 
 func (p *Pool) count(n int64) {
 	p.mu.Lock()
@@ -174,7 +238,7 @@ func (p *Pool) count(n int64) {
 // driver (cuMemAlloc) while the cache is below its bound, half of the memory
 // of the device.
 func (p *Pool) cached(n int64) (*Block, error) {
-	class := uint8(bits.Len64(uint64(max(n, 512) - 1)))
+	class := uint8(class(n))
 	if int(class) >= len(p.free) {
 		return nil, p.core.Fail(cuapi.IDMemAlloc, cuapi.OutOfMemory, fmt.Sprintf("%d bytes; the cache has no class for them", n))
 	}

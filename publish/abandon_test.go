@@ -382,7 +382,7 @@ func TestAbandonedOnALostContext(t *testing.T) {
 			all = nil
 		}()
 		n := len(kinds) + 1
-		r.collected(func() bool { st := r.rt.Stats(); return st.Abandoned == n && st.Sessions == 1 })
+		r.collected(func() bool { st := r.rt.Stats(); return st.Abandoned == n+1 && st.Sessions == 1 })
 		r.settle()
 		r.swept()
 		st := r.rt.Stats()

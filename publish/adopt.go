@@ -25,10 +25,10 @@ var (
 // may be nil. Where that can not be proven it is never called, as after a failed
 // enqueue, on a lost context, or for a value that was leaked.
 //
-// release may take its time: nothing waits for it but [Runtime.Shutdown], which
-// counts memory as released when release has returned, and until then the
-// context can not be shut down under it. So it must wait neither for these two
-// nor for whoever calls them. A panic in it is caught and counted in
+// release may take its time: nothing waits for it but [Runtime.Shutdown], and
+// until it has returned the context can not be shut down under it. So it must
+// wait neither for these two nor for whoever calls them. It is not called when
+// Adopt is rejected, and once for each Adopt of one address. A panic in it is caught and counted in
 // [Stats].Panics, and a panic and [runtime.Goexit] end it as a return does.
 //
 // The driver is asked what the address is (cuPointerGetAttribute), so Adopt is
@@ -60,7 +60,7 @@ func (s *Session) Adopt(address uint64, d DType, shape []int, release func()) (*
 	r.adopted = &adoption{rt: st.rt, release: release}
 	r.use(st.lane.Issued())
 	r.born("value")
-	r.value.Open()
+	r.val.Open()
 	st.values.Add(1)
 	return &lf.value, nil
 }

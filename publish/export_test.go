@@ -14,6 +14,10 @@ var tables = map[string]any{
 	"value": valueTable, "session": sessionTable, "runtime": runtimeTable,
 }
 
+func (a act) String() string {
+	return [...]string{"impossible", "answers", "looks", "waits", "proceeds", "fails", "refuses", "retires", "keeps", "ends"}[a]
+}
+
 // Rows returns the rows of all tables in words: "does: act act act" by
 // "machine/method", without "does: " for a machine that has no cell.
 func Rows() map[string]string {
@@ -60,7 +64,7 @@ func StateOf(handle any) own.State {
 	switch h := handle.(type) {
 	case *Value:
 		if h != nil && h.r != nil {
-			return h.r.value.State()
+			return h.r.val.State()
 		}
 	case *Publication:
 		if h != nil && h.r != nil {

@@ -1,7 +1,9 @@
 package publish
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"runtime"
 	"slices"
 	"strings"
@@ -21,18 +23,18 @@ func (o Origin) String() string {
 	return fmt.Sprintf("%d x %s, %s, made at\n%s", o.Count, o.What, o.Fate, o.Stack)
 }
 
-// An origin is one thing's.
-type origin struct {
+// A made tells what was made, and by whom.
+type made struct {
 	what string
 	pcs  [24]uintptr
 	n    int
 }
 
 // stack returns the callers, but for those of this package that are innermost.
-func (o *origin) stack() string {
+func (m *made) stack() string {
 	var b strings.Builder
-	frames := runtime.CallersFrames(o.pcs[:o.n])
-	for more := o.n > 0; more; {
+	frames := runtime.CallersFrames(m.pcs[:m.n])
+	for more := m.n > 0; more; {
 		var f runtime.Frame
 		f, more = frames.Next()
 		if b.Len() == 0 && strings.HasPrefix(f.Function, "github.com/purecuda/purecuda/publish.") {
@@ -43,19 +45,28 @@ func (o *origin) stack() string {
 	return b.String()
 }
 
+// An origin is one thing's.
+type origin struct{ made }
+
+// A fate is what became of things that were made alike.
+type fate struct {
+	made
+	name string
+}
+
 // origins are those of a runtime: of what is open, and of what was not closed.
 // A nil one keeps nothing.
 type origins struct {
-	mu   sync.Mutex
-	open map[*origin]bool
-	lost map[Origin]int // by origin with a count of 0
+	mu    sync.Mutex
+	open  map[*origin]bool
+	fates map[fate]int
 }
 
 func newOrigins(stacks bool) *origins {
 	if !stacks {
 		return nil
 	}
-	return &origins{open: map[*origin]bool{}, lost: map[Origin]int{}}
+	return &origins{open: map[*origin]bool{}, fates: map[fate]int{}}
 }
 
 // born notes that a handle of that kind is handed out.
@@ -63,7 +74,7 @@ func (os *origins) born(what string) *origin {
 	if os == nil {
 		return nil
 	}
-	o := &origin{what: what}
+	o := &origin{made{what: what}}
 	o.n = runtime.Callers(2, o.pcs[:])
 	os.mu.Lock()
 	os.open[o] = true
@@ -71,18 +82,17 @@ func (os *origins) born(what string) *origin {
 	return o
 }
 
-// end notes that the caller has it no more; fate is empty where that is as it
-// should be.
-func (os *origins) end(o *origin, fate string) {
+// end notes that the caller has it no more; name is its fate, and empty where
+// that is as it should be.
+func (os *origins) end(o *origin, name string) {
 	if o == nil {
 		return
 	}
 	os.mu.Lock()
-	open := os.open[o]
-	delete(os.open, o)
-	if open && fate != "" {
-		os.lost[Origin{What: o.what, Fate: fate, Stack: o.stack()}]++
+	if os.open[o] && name != "" {
+		os.fates[fate{o.made, name}]++
 	}
+	delete(os.open, o)
 	os.mu.Unlock()
 }
 
@@ -92,20 +102,17 @@ func (os *origins) list() []Origin {
 		return nil
 	}
 	os.mu.Lock()
-	defer os.mu.Unlock()
-	count := map[Origin]int{}
+	fates := maps.Clone(os.fates)
 	for o := range os.open {
-		count[Origin{What: o.what, Fate: "open", Stack: o.stack()}]++
+		fates[fate{o.made, "open"}]++
 	}
-	for o, n := range os.lost {
-		count[o] = n
-	}
+	os.mu.Unlock()
 	var all []Origin
-	for o, n := range count {
-		o.Count = n
-		all = append(all, o)
+	for f, n := range fates { // the words take their time: outside the lock
+		all = append(all, Origin{What: f.what, Fate: f.name, Count: n, Stack: f.stack()})
 	}
-	order := func(o Origin) string { return map[string]string{"open": "0"}[o.Fate] + o.Fate + o.What + o.Stack }
-	slices.SortFunc(all, func(a, b Origin) int { return strings.Compare(order(a), order(b)) })
+	slices.SortFunc(all, func(a, b Origin) int {
+		return cmp.Or(-cmp.Compare(a.Fate, b.Fate), cmp.Compare(a.What, b.What), cmp.Compare(a.Stack, b.Stack))
+	})
 	return all
 }

@@ -6,6 +6,7 @@ import (
 	"runtime"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/internal/outside"
 	"github.com/purecuda/purecuda/internal/own"
 	"github.com/purecuda/purecuda/pinned"
 	"github.com/purecuda/purecuda/stream"
@@ -48,12 +49,12 @@ func (p *Publication) Err() error {
 	if p == nil || p.r == nil {
 		return none("publication")
 	}
-	r := p.r
-	if err := r.pub.Err(); err != nil {
+	r, rule := p.r, &publicationTable.Err
+	if _, err := rule.enter(&r.pub); err != nil {
 		return unusable("publication", err)
 	}
-	if publicationTable.Err.at[r.condition(&r.frontier)] == fails {
-		return r.failure("publication")
+	if c, err := work(&r.frontier); rule.at[c] == fails {
+		return &UnprovenError{"publication", err}
 	}
 	return nil
 }
@@ -65,21 +66,25 @@ func (p *Publication) FrontierReady() (bool, error) {
 	if p == nil || p.r == nil {
 		return false, none("publication")
 	}
-	r := p.r
-	if err := r.pub.Borrow(); err != nil {
+	r, rule := p.r, &publicationTable.FrontierReady
+	if _, err := rule.enter(&r.pub); err != nil {
 		return false, unusable("publication", err)
 	}
 	defer p.end()
-	rule := &publicationTable.FrontierReady.at
-	act := rule[r.condition(&r.frontier)]
-	if act == looks {
-		r.frontier.Poll()
-		act = rule[r.condition(&r.frontier)]
+	return rule.look("frontier", &r.frontier)
+}
+
+// look follows a rule that looks at the mark, or answers, or fails.
+func (r *rule) look(op string, m *stream.Mark) (bool, error) {
+	c, err := work(m)
+	if r.at[c] == looks {
+		m.Poll()
+		c, err = work(m)
 	}
-	if act == fails {
-		return false, r.failure("frontier")
+	if r.at[c] == fails {
+		return false, &UnprovenError{op, err}
 	}
-	return act == answers, nil
+	return r.at[c] == answers, nil
 }
 
 func (p *Publication) end() {
@@ -97,26 +102,28 @@ func (p *Publication) AwaitFrontier(ctx context.Context) error {
 	if p == nil || p.r == nil {
 		return none("publication")
 	}
-	r := p.r
-	if err := r.pub.Borrow(); err != nil {
+	r, rule := p.r, &publicationTable.AwaitFrontier
+	if _, err := rule.enter(&r.pub); err != nil {
 		return unusable("publication", err)
 	}
 	r.rt.retain() // the wait does not hold the publication up, but the context
 	p.end()
 	defer r.rt.unpin()
-	act, err := r.await(ctx, &r.frontier, &publicationTable.AwaitFrontier)
-	if act == fails {
-		return r.failure("await frontier")
-	}
+	_, err := rule.await(ctx, "await frontier", &r.frontier)
 	return err
 }
 
-// await waits while the rule says so, and returns what it says then. The error is
-// ctx's, which ends the wait and changes nothing.
-func (r *record) await(ctx context.Context, m *stream.Mark, rule *rule) (act, error) {
+// await waits while the rule says so, and returns what it says then. With waits
+// the error is ctx's, whose end ended the wait and changed nothing, with fails an
+// [*UnprovenError].
+func (r *rule) await(ctx context.Context, op string, m *stream.Mark) (act, error) {
 	for {
-		act := rule.at[r.condition(m)]
-		if act != waits {
+		c, err := work(m)
+		switch act := r.at[c]; act {
+		case waits:
+		case fails:
+			return act, &UnprovenError{op, err}
+		default:
 			return act, nil
 		}
 		if err := m.Wait(ctx); err != nil && err == ctx.Err() {
@@ -129,11 +136,22 @@ func (r *record) await(ctx context.Context, m *stream.Mark, rule *rule) (act, er
 // failed, and when the publication is closed or leaked. It is nil after a move:
 // a channel that was taken before tells of the frontier alone.
 func (p *Publication) Done() <-chan struct{} {
-	if p == nil || p.r == nil || p.r.pub.Err() == own.ErrMoved {
+	if p == nil || p.r == nil {
 		return nil
 	}
 	defer runtime.KeepAlive(p)
-	return p.r.frontier.Done()
+	return publicationTable.Done.done(&p.r.pub, &p.r.frontier)
+}
+
+// done follows a rule that tells of the mark by a channel.
+func (r *rule) done(cell *own.Cell, m *stream.Mark) <-chan struct{} {
+	if _, err := r.enter(cell); err == own.ErrMoved {
+		return nil
+	}
+	if c, _ := work(m); r.at[c] == answers {
+		return outside.Closed
+	}
+	return m.Done() // closed, after a close
 }
 
 // DownloadInto consumes the publication: it moves publication and buffer into
@@ -155,8 +173,8 @@ func (p *Publication) DownloadRange(buf *pinned.Buffer, offset, n int64) (*Trans
 	if p == nil || p.r == nil {
 		return reject(none("publication"))
 	}
-	r := p.r
-	if err := r.pub.Take(); err != nil {
+	r, rule := p.r, &publicationTable.Download
+	if _, err := rule.enter(&r.pub); err != nil {
 		return reject(unusable("publication", err))
 	}
 	defer runtime.KeepAlive(p)
@@ -166,8 +184,8 @@ func (p *Publication) DownloadRange(buf *pinned.Buffer, offset, n int64) (*Trans
 		}
 		return reject(reason)
 	}
-	if publicationTable.Download.at[r.condition(&r.frontier)] == refuses {
-		return refuse(r.cause())
+	if c, err := work(&r.frontier); rule.at[c] == refuses {
+		return refuse(r.cause(err))
 	}
 	if offset < 0 || n <= 0 || offset > r.bytes || n > r.bytes-offset {
 		return refuse(fmt.Errorf("%w: %d bytes from %d of a publication of %d", ErrLength, n, offset, r.bytes))
@@ -177,7 +195,7 @@ func (p *Publication) DownloadRange(buf *pinned.Buffer, offset, n int64) (*Trans
 		return refuse(err)
 	}
 	defer runtime.KeepAlive(buf)
-	if err := r.rt.reserve(r.bytes+n, func() error { return r.ticket.Grow(n) }); err != nil {
+	if err := r.rt.reserve(func() error { return r.ticket.Grow(n) }); err != nil {
 		giveBack(cell, block)
 		return refuse(err)
 	}
@@ -191,7 +209,7 @@ func (p *Publication) DownloadRange(buf *pinned.Buffer, offset, n int64) (*Trans
 	cell.Give()
 	r.buf, r.n = block, buf.Len()
 	if unproven != nil {
-		r.keep(r.fail(unproven))
+		r.keep(unproven)
 		return nil, &UnprovenError{"download", unproven}
 	}
 	r.born("download")
@@ -206,7 +224,7 @@ func (p *Publication) Close() error {
 	if p == nil || p.r == nil {
 		return nil
 	}
-	if p.r.pub.Close() {
+	if release, _ := publicationTable.Close.enter(&p.r.pub); release {
 		p.r.closePublication()
 	}
 	runtime.KeepAlive(p)
@@ -217,7 +235,7 @@ func (p *Publication) Close() error {
 // counts it.
 func (p *Publication) Leak() {
 	if p != nil && p.r != nil {
-		p.r.leak(stagePublication, &p.r.pub, p.r.closePublication)
+		p.r.leak(stagePublication, &publicationTable.Leak, &p.r.pub, p.r.closePublication)
 	}
 	runtime.KeepAlive(p)
 }

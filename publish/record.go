@@ -30,15 +30,15 @@ type record struct {
 	n       int                   // the bytes of buf
 	used    atomic.Uint64         // the last operation of the lane on the block
 	taint   atomic.Pointer[error] // an operation that borrowed it failed
-	failed  atomic.Pointer[error] // terminal: the first failure
 
 	origin atomic.Pointer[origin] // with Config.Stacks: of the handle that is live
 
+	back  atomic.Bool   // the transfer gave its buffer back
 	leaks atomic.Uint32 // stages that are to be leaked
 	lost  bool          // an allocation that may have happened: its address is unknown
 	late  bool          // closed, and not fenced yet
 
-	value    own.Cell // of the three handles at most one is live
+	val      own.Cell // of the three handles at most one is live
 	pub      own.Cell
 	transfer own.Cell
 
@@ -112,7 +112,7 @@ func (r *record) cancel() {
 
 // abandon is the cleanup of a life: it makes no driver call.
 func (r *record) abandon() {
-	for _, c := range []*own.Cell{&r.value, &r.pub, &r.transfer} {
+	for _, c := range []*own.Cell{&r.val, &r.pub, &r.transfer} {
 		if c.Err() == nil {
 			r.rt.abandons.Add(1)
 			r.over("abandoned")
@@ -214,11 +214,8 @@ func (k *kept) err() error {
 	return fmt.Errorf("publish: %d owners of %d bytes are retained for good, the first since: %w", k.n, k.bytes, k.cause)
 }
 
-// terminal returns why the record may never be released, or nil.
+// terminal returns why what a value owns may never be released, or nil.
 func (r *record) terminal() error {
-	if p := r.failed.Load(); p != nil {
-		return *p
-	}
 	if p := r.taint.Load(); p != nil {
 		return *p
 	}
@@ -229,12 +226,6 @@ func (r *record) terminal() error {
 func (r *record) use(n uint64) {
 	for old := r.used.Load(); n > old && !r.used.CompareAndSwap(old, n); old = r.used.Load() {
 	}
-}
-
-// fail latches the first failure and returns it.
-func (r *record) fail(err error) error {
-	r.failed.CompareAndSwap(nil, &err)
-	return *r.failed.Load()
 }
 
 // Done and Release make the record an entry of the retirement queue.
@@ -280,10 +271,13 @@ func (r *record) owned() int64 {
 // closeValue, closePublication and closeTransfer are the ends of the three
 // stages, when the handle's cell says that the caller must see to it.
 func (r *record) closeValue() {
-	if r.leaked(stageValue) {
+	r.over("")
+	r.rt.core.Room.Signal() // who waits with it gets none
+	c := r.value()
+	if r.leaked(stageValue, valueTable.Leak.at[c]) {
 		return
 	}
-	if valueTable.Close.at[r.valueCondition()] == keeps {
+	if valueTable.Close.at[c] == keeps {
 		r.keep(r.terminal())
 		return
 	}
@@ -313,27 +307,33 @@ func (r *record) closeValue() {
 	r.retire(m)
 }
 
-func (r *record) closePublication() { r.close(stagePublication, &r.frontier, &publicationTable.Close) }
+func (r *record) closePublication() {
+	r.close(stagePublication, &r.frontier, &publicationTable.Close, &publicationTable.Leak)
+}
 
-func (r *record) closeTransfer() { r.close(stageTransfer, &r.copied, &transferTable.Close) }
+func (r *record) closeTransfer() {
+	r.close(stageTransfer, &r.copied, &transferTable.Close, &transferTable.Leak)
+}
 
-func (r *record) close(stage uint32, m *stream.Mark, rule *rule) {
+func (r *record) close(stage uint32, m *stream.Mark, closes, leaks *rule) {
 	m.LetGo()
+	r.rt.core.Room.Signal() // who waits with it gets none
+	c, err := work(m)
 	switch {
-	case r.leaked(stage):
-	case rule.at[r.condition(m)] == keeps:
-		r.keep(*r.failed.Load())
+	case r.leaked(stage, leaks.at[c]):
+	case closes.at[c] == keeps:
+		r.keep(err)
 	default:
 		r.retire(m)
 	}
 }
 
-// cause is the reason of a refusal for the record's failure.
-func (r *record) cause() error {
-	if err := r.rt.core.Lost(); err != nil {
-		return &lostError{err}
+// cause is the reason of a refusal for a failure.
+func (r *record) cause(err error) error {
+	if lost := r.rt.core.Lost(); lost != nil {
+		return &lostError{lost}
 	}
-	return *r.failed.Load()
+	return err
 }
 
 // postpone puts a value whose stream captures where the next drain tries again.
@@ -354,7 +354,7 @@ func (r *record) bury() {
 	switch {
 	case r.late:
 		r.closeValue()
-	case r.value.Close():
+	case r.val.Close():
 		r.closeValue()
 	case r.pub.Close():
 		r.closePublication()
@@ -372,23 +372,23 @@ const (
 
 // leak ends a stage by retaining what the record owns, on purpose. While another
 // call uses the handle, the end of that call does it.
-func (r *record) leak(stage uint32, cell *own.Cell, end func()) {
+func (r *record) leak(stage uint32, rule *rule, cell *own.Cell, end func()) {
 	if cell.Err() != nil {
 		return
 	}
 	r.leaks.Or(stage)
-	if cell.Close() {
+	r.over("leaked")
+	if release, _ := rule.enter(cell); release {
 		end()
 	}
 }
 
-// leaked retains the record if its stage was leaked.
-func (r *record) leaked(stage uint32) bool {
-	if r.leaks.Load()&stage == 0 {
+// leaked retains the record if its stage was leaked and the rule keeps it.
+func (r *record) leaked(stage uint32, act act) bool {
+	if r.leaks.Load()&stage == 0 || act != keeps {
 		return false
 	}
 	r.rt.leaked.Add(1)
-	r.over("leaked")
 	r.keep(errLeaked)
 	return true
 }

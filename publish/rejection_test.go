@@ -219,17 +219,17 @@ func swapped[T any](part func(a *attempt) *T, f func(a *attempt) (T, func())) fu
 }
 
 var (
-	inSession = []string{"publish", "upload", "alloc", "launch", "adopt"}
-	enqueuing = []string{"publish", "download", "upload", "alloc", "launch"}
-	takesRoom = []string{"download", "upload", "alloc", "launch"} // records take none
-	takesSlot = []string{"upload", "alloc", "adopt"}              // the others have theirs already
-	valueRefusals   = []string{"publish", "upload", "launch"}
-	ofBuffer  = []string{"upload", "download"}
-	downloads = []string{"download"}
-	allocs    = []string{"alloc", "adopt"}
-	launches  = []string{"launch"}
-	adopts    = []string{"adopt"}
-	nothing   = func() {}
+	inSession     = []string{"publish", "upload", "alloc", "launch", "adopt"}
+	enqueuing     = []string{"publish", "download", "upload", "alloc", "launch"}
+	takesRoom     = []string{"download", "upload", "alloc", "launch"} // records take none
+	takesSlot     = []string{"upload", "alloc", "adopt"}              // the others have theirs already
+	valueRefusals = []string{"publish", "upload", "launch"}
+	ofBuffer      = []string{"upload", "download"}
+	downloads     = []string{"download"}
+	allocs        = []string{"alloc", "adopt"}
+	launches      = []string{"launch"}
+	adopts        = []string{"adopt"}
+	nothing       = func() {}
 )
 
 var refusals = []refusal{

@@ -13,13 +13,12 @@ import (
 	"github.com/purecuda/purecuda/kernel"
 	"github.com/purecuda/purecuda/pinned"
 	"github.com/purecuda/purecuda/publish"
-	"github.com/purecuda/purecuda/stream"
 )
 
 // waiting runs f, which must wait for room until free makes some.
 func (r *rig) waiting(what string, f func(context.Context) error, free func()) {
 	r.t.Helper()
-	flow := stream.FlowOf(wire.ContextOf(r.ctx))
+	flow := &wire.ContextOf(r.ctx).Room
 	before := flow.Waiting()
 	// First with an end: the wait ends, and nothing else does.
 	ctx, cancel := context.WithCancel(context.Background())
@@ -156,7 +155,7 @@ func TestRoomThatNeverComes(t *testing.T) {
 	s := r.session()
 	_, err := s.AllocContext(context.Background(), publish.U8, 101)
 	var rejected *publish.RejectedError
-	if !errors.Is(err, publish.ErrQueueFull) || !errors.As(err, &rejected) || !strings.Contains(err.Error(), "101 bytes are more than all of the runtime's 100") {
+	if !errors.Is(err, publish.ErrQueueFull) || !errors.As(err, &rejected) || !strings.Contains(err.Error(), "an owner of 101 bytes is never admitted, the whole bound is 100 bytes") {
 		t.Error(err)
 	}
 	v, err := s.Alloc(publish.U8, 60)
@@ -209,7 +208,7 @@ func TestRoomThatIsLost(t *testing.T) {
 		want error
 	}{
 		"lost":   {func(r *rig, _ *publish.Session) { wire.ContextOf(r.ctx).Fail(0, 700, "") }, publish.ErrLost},
-		"closed": {func(r *rig, s *publish.Session) { must(r.t, s.Close()); r.sim.ReleaseAll() }, driver.ErrClosed},
+		"closed": {func(r *rig, s *publish.Session) { must(r.t, s.Close()) }, driver.ErrClosed},
 	} {
 		r := newRig(t, options{})
 		r.keep = true
@@ -219,7 +218,7 @@ func TestRoomThatIsLost(t *testing.T) {
 		r.hold(s)
 		for r.launch(s, v) == nil {
 		}
-		flow := stream.FlowOf(wire.ContextOf(r.ctx))
+		flow := &wire.ContextOf(r.ctx).Room
 		done := make(chan error)
 		go func() {
 			done <- s.LaunchContext(context.Background(), r.inc, kernel.Grid(64), publish.In(v), publish.Out(v), kernel.U32(64))

@@ -100,9 +100,8 @@ type Runtime struct {
 	mem     *memory.Pool
 	pinned  *pinned.Pool
 	queue   *retirequeue.Queue
-	limit   int64 // bytes that the queue admits; 0: any
+	hungry  atomic.Bool // the queue refused somebody
 	watcher *watch.Watcher
-	flow    *stream.Flow // of the context
 
 	origins *origins // with Config.Stacks
 
@@ -149,14 +148,14 @@ func New(ctx *driver.Context, cfg Config) (*Runtime, error) {
 		return nil, err
 	}
 	rt := &Runtime{
-		ctx: ctx, core: core, mem: mem, pinned: pinned.PoolOf(core), limit: cfg.Bytes,
-		watcher: stream.WatcherOf(core), flow: stream.FlowOf(core), kept: keptOf(core), pins: 1,
+		ctx: ctx, core: core, mem: mem, pinned: pinned.PoolOf(core),
+		watcher: stream.WatcherOf(core), kept: keptOf(core), pins: 1,
 		origins: newOrigins(cfg.Stacks), held: &contextPin{core: core},
 	}
 	if cfg.Slots == 0 {
 		cfg.Slots = defaultSlots
 	}
-	rt.queue = retirequeue.New(retirequeue.Limits{Slots: cfg.Slots, Bytes: cfg.Bytes, Freed: rt.flow.Signal})
+	rt.queue = retirequeue.New(retirequeue.Limits{Slots: cfg.Slots, Bytes: cfg.Bytes, Freed: rt.freed})
 	if cfg.PinnedBytes > 0 {
 		rt.pinned.Limit(cfg.PinnedBytes)
 	}
@@ -232,7 +231,7 @@ func (rt *Runtime) pin() error {
 	case runtimeTable.Begin[c] != refuses:
 		rt.pins++
 		return nil
-	case c == closed:
+	case c == runtimeClosed:
 		return unusable("runtime", driver.ErrClosed)
 	default:
 		return &lostError{rt.core.Lost()}
@@ -267,7 +266,7 @@ func (rt *Runtime) admit(t *retirequeue.Ticket, bytes int64) error {
 	if err := rt.pin(); err != nil {
 		return err
 	}
-	err := rt.reserve(bytes, func() error { return rt.queue.Admit(t, bytes) })
+	err := rt.reserve(func() error { return rt.queue.Admit(t, bytes) })
 	if err != nil {
 		rt.unpin()
 	}
@@ -276,22 +275,28 @@ func (rt *Runtime) admit(t *retirequeue.Ticket, bytes int64) error {
 
 // reserve takes room in the queue, after one look at what completed if there is
 // none.
-func (rt *Runtime) reserve(bytes int64, take func() error) error {
-	if rt.limit > 0 && bytes > rt.limit {
-		return &tooLarge{bytes, rt.limit}
-	}
+func (rt *Runtime) reserve(take func() error) error {
 	err := take()
-	for i := 0; err != nil && i < drains; i++ {
+	for i := 0; err != nil && i < drains && !errors.Is(err, retirequeue.ErrNever); i++ {
 		// What the watcher is looking at, our own drain does not see.
 		beside := rt.queue.Draining()
 		rt.Drain()
 		beside = beside || rt.queue.Draining()
+		rt.hungry.Store(true) // before the last try: what comes free behind it is told
 		if err = take(); !beside {
 			break
 		}
 		runtime.Gosched()
 	}
 	return err
+}
+
+// freed is told whenever a slot or bytes came free. Only a refusal makes that
+// news: else a try that gives its own slot back would wake itself.
+func (rt *Runtime) freed() {
+	if rt.hungry.Swap(false) {
+		rt.core.Room.Signal()
+	}
 }
 
 // Drain releases what was retired and is known to be done, after one look at
@@ -368,6 +373,7 @@ func (rt *Runtime) Close() error {
 	rt.closed = true
 	rt.mu.Unlock()
 	if act == ends {
+		rt.core.Room.Signal() // who waits for room gets none
 		rt.unpin()
 	}
 	return nil

@@ -92,7 +92,7 @@ func (s *Session) begin() (*session, error) {
 	if s == nil || s.st == nil {
 		return nil, none("session")
 	}
-	if err := s.st.cell.Borrow(); err != nil {
+	if _, err := sessionTable.Enqueue.enter(&s.st.cell); err != nil {
 		return nil, unusable("session", err)
 	}
 	if sessionTable.Enqueue.at[s.st.condition()] == refuses {
@@ -110,7 +110,7 @@ func (s *Session) end() {
 }
 
 func (st *session) close() {
-	if st.cell.Close() {
+	if release, _ := sessionTable.Close.enter(&st.cell); release {
 		st.release()
 	}
 }
@@ -127,6 +127,7 @@ func (st *session) abandon() {
 
 func (st *session) release() {
 	st.rt.origins.end(st.origin, "") // unless it has another fate
+	st.rt.core.Room.Signal()         // who waits for room in it gets none
 	st.lane.Unhold()
 	st.lane.Drop()
 	st.rt.mu.Lock()
@@ -238,7 +239,7 @@ func (s *Session) Alloc(d DType, shape ...int) (*Value, error) {
 	}
 	r.use(st.lane.Issued())
 	r.born("value")
-	r.value.Open()
+	r.val.Open()
 	st.values.Add(1)
 	return &lf.value, nil
 }
@@ -263,12 +264,12 @@ func (st *session) borrow(v *Value) (*record, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := r.value.Borrow(); err != nil {
+	if _, err := valueTable.Use.enter(&r.val); err != nil {
 		return nil, unusable("value", err)
 	}
-	if valueTable.Use.at[r.valueCondition()] == refuses {
+	if valueTable.Use.at[r.value()] == refuses {
 		st.giveBack(r, nil)
-		return nil, r.cause()
+		return nil, r.cause(nil)
 	}
 	return r, nil
 }
@@ -279,7 +280,7 @@ func (st *session) giveBack(r *record, cause error) {
 		r.taint.CompareAndSwap(nil, &cause)
 	}
 	r.use(st.lane.Issued())
-	if r.value.Return() {
+	if r.val.Return() {
 		r.closeValue()
 	}
 }
@@ -425,18 +426,18 @@ func (s *Session) publish(v *Value, asserted bool) (*Publication, error) {
 	if r.adopted != nil && !asserted {
 		return reject(ErrProvenance)
 	}
-	if err := r.value.Take(); err != nil {
+	if _, err := valueTable.Publish.enter(&r.val); err != nil {
 		return reject(unusable("value", err))
 	}
 	defer runtime.KeepAlive(v)
 	refuse := func(reason error) (*Publication, error) {
-		if r.value.Restore() {
+		if r.val.Restore() {
 			r.closeValue()
 		}
 		return reject(reason)
 	}
 	// Asked once the value is ours: a launch that used it has told by now.
-	if sessionTable.Publish.at[st.condition()] == refuses || valueTable.Publish.at[r.valueCondition()] == refuses {
+	if sessionTable.Publish.at[st.condition()] == refuses || valueTable.Publish.at[r.value()] == refuses {
 		if err := st.rt.core.Lost(); err != nil {
 			return refuse(&lostError{err})
 		}
@@ -450,7 +451,7 @@ func (s *Session) publish(v *Value, asserted bool) (*Publication, error) {
 	if rejected != nil {
 		return refuse(rejected)
 	}
-	r.value.Give()
+	r.val.Give()
 	if unproven != nil {
 		r.keep(unproven)
 		return nil, &UnprovenError{"publish", unproven}

@@ -5,15 +5,20 @@ import (
 	"github.com/purecuda/purecuda/stream"
 )
 
-// The state machines of this package. Who owns a handle is the business of its
-// cell, whose states and transitions are own.Table: what the rules below say
-// holds once the cell let the method in. What the driver is known to have done
-// is the handle's condition, a column of its table; frontiers and copies have a
-// machine of their own, stream.MarkTable. The methods read their row here, and
-// a test makes each method meet each state.
+// The state machines of this package, of which the methods read their rows, and
+// tests make each method meet each state. Who owns a handle is the business of
+// its cell: its states and transitions are own.Table, and a rule says which action
+// a method takes on it. What is known of the device is the handle's condition, a
+// column of its table. Frontiers and copies have a machine of their own, package
+// stream's markTable, as contexts have in package driver and buffers in package
+// pinned.
 
-// A condition is what a method finds, besides who owns the handle.
+// A condition is what a method finds, besides who owns the handle: a column of
+// its machine's table.
 type condition uint8
+
+// numColumns is how many conditions each machine has.
+const numColumns = 3
 
 // An act is what a method does then.
 type act uint8
@@ -29,12 +34,7 @@ const (
 	retires               // hands over to the drainable side
 	keeps                 // hands over to the permanent side
 	ends                  // lets go of the stream, or refuses new work from here on
-	numActs
 )
-
-func (a act) String() string {
-	return [...]string{"impossible", "answers", "looks", "waits", "proceeds", "fails", "refuses", "retires", "keeps", "ends"}[a]
-}
 
 // A rule is the row of one method.
 type rule struct {
@@ -42,21 +42,30 @@ type rule struct {
 	at   [numColumns]act // by condition
 }
 
-const numColumns = 3
+// enter takes the rule's action on the cell. release tells that the caller must
+// see to the end of what the handle owned.
+func (r *rule) enter(c *own.Cell) (release bool, err error) {
+	if r.does == own.Ask {
+		return false, c.Err()
+	}
+	step := c.Enter(r.does)
+	return step.Release, step.Err
+}
 
 // Conditions of a publication's frontier and a transfer's copy.
 const (
-	pending  condition = iota // not seen complete
-	complete                  // seen complete
-	failed                    // by its first failure, or lost with its context
+	workPending  condition = iota // not seen complete
+	workComplete                  // seen complete
+	workFailed                    // by its first failure, or lost with its context
 )
 
 // publicationTable has the methods of a Publication; Bytes, DType and Shape
-// answer in every state of the cell, too.
+// answer in every state of the cell, too. Done answers after a close, with a
+// closed channel.
 var publicationTable = struct {
 	Err, FrontierReady, AwaitFrontier, Done, Download, Close, Leak rule
 }{
-	//                          pending   complete  failed
+	//                                                     pending   complete  failed
 	Err:           rule{own.Ask, [numColumns]act{answers, answers, fails}},
 	FrontierReady: rule{own.Borrow, [numColumns]act{looks, answers, fails}},
 	AwaitFrontier: rule{own.Borrow, [numColumns]act{waits, answers, fails}},
@@ -67,11 +76,11 @@ var publicationTable = struct {
 }
 
 // transferTable has the methods of a Transfer. Wait takes the transfer once its
-// copy is complete or failed.
+// copy is complete or failed. Done is as a publication's.
 var transferTable = struct {
 	Err, Ready, Wait, Done, Close, Leak rule
 }{
-	//                  pending   complete  failed
+	//                                             pending   complete  failed
 	Err:   rule{own.Ask, [numColumns]act{answers, answers, fails}},
 	Ready: rule{own.Borrow, [numColumns]act{looks, answers, fails}},
 	Wait:  rule{own.Borrow, [numColumns]act{waits, proceeds, fails}},
@@ -80,34 +89,22 @@ var transferTable = struct {
 	Leak:  rule{own.Close, [numColumns]act{keeps, keeps, keeps}},
 }
 
-// condition tells what is known of the work that m is behind. A failure is
-// latched.
-func (r *record) condition(m *stream.Mark) condition {
-	if r.failed.Load() != nil {
-		return failed
-	}
-	done, err := m.Peek()
-	if err == nil {
-		err = r.rt.core.Lost()
-	}
-	switch {
+// work tells what is known of the work that m is behind, and why it failed.
+func work(m *stream.Mark) (condition, error) {
+	switch done, err := m.Peek(); {
 	case err != nil:
-		r.fail(err)
-		return failed
+		return workFailed, err
 	case done:
-		return complete
+		return workComplete, nil
 	}
-	return pending
+	return workPending, nil
 }
-
-// failure is the first failure, of a record whose condition is failed.
-func (r *record) failure(op string) error { return &UnprovenError{op, *r.failed.Load()} }
 
 // Conditions of a value.
 const (
-	sound   condition = iota
-	tainted           // an operation that borrowed it is unproven
-	lost              // with its context
+	valueSound   condition = iota
+	valueTainted           // an operation that borrowed it is unproven
+	valueLost              // with its context
 )
 
 // valueTable has what is done with a Value: Use is an argument of a launch or
@@ -115,7 +112,7 @@ const (
 var valueTable = struct {
 	Err, Use, Publish, Close, Leak rule
 }{
-	//                     sound     tainted   lost
+	//                                                sound     tainted   lost
 	Err:     rule{own.Ask, [numColumns]act{answers, answers, answers}},
 	Use:     rule{own.Borrow, [numColumns]act{proceeds, proceeds, refuses}},
 	Publish: rule{own.Take, [numColumns]act{proceeds, refuses, refuses}},
@@ -123,29 +120,31 @@ var valueTable = struct {
 	Leak:    rule{own.Close, [numColumns]act{keeps, keeps, keeps}},
 }
 
-func (r *record) valueCondition() condition {
+func (r *record) value() condition {
 	switch {
-	case r.rt.core.Lost() != nil || r.failed.Load() != nil:
-		return lost
+	case r.rt.core.Lost() != nil:
+		return valueLost
 	case r.taint.Load() != nil:
-		return tainted
+		return valueTainted
 	}
-	return sound
+	return valueSound
 }
 
-// Conditions of a session's stream. It is lost with its context.
+// Conditions of a session's stream.
 const (
-	moving condition = iota
-	broken           // an enqueue of it failed
+	streamMoving condition = iota
+	streamBroken           // an enqueue of it failed
+	streamLost             // with its context
 )
 
 // sessionTable has the methods of a Session. Enqueue stands for all that
 // enqueue in its stream, but for Publish: Adopt, Alloc, Launch, Submit,
-// Synchronize, Upload; and Raw. Stats answers in every state.
+// Synchronize, Upload, the forms that wait for room; and Raw. Stats answers in
+// every state.
 var sessionTable = struct {
 	Enqueue, Publish, Close rule
 }{
-	//                     moving    broken    lost
+	//                                                moving    broken    lost
 	Enqueue: rule{own.Borrow, [numColumns]act{proceeds, proceeds, refuses}},
 	Publish: rule{own.Borrow, [numColumns]act{proceeds, refuses, refuses}},
 	Close:   rule{own.Close, [numColumns]act{ends, ends, ends}},
@@ -154,39 +153,39 @@ var sessionTable = struct {
 func (st *session) condition() condition {
 	switch {
 	case st.rt.core.Lost() != nil:
-		return lost
+		return streamLost
 	case st.lane.Failed() != nil:
-		return broken
+		return streamBroken
 	}
-	return moving
+	return streamMoving
 }
 
-// Conditions of a runtime, whose context may be lost as well.
+// Conditions of a runtime. A closed one is closed, also on a lost context.
 const (
-	open condition = iota
-	closed
+	runtimeOpen condition = iota
+	runtimeClosed
+	runtimeLost // with its context
 )
 
 // runtimeTable has the methods of a Runtime. Begin stands for OpenSession,
 // WithSession, Pinned and Reserve. Context, Drain, Err, Lost and Stats answer in
-// every state.
+// every state, and Shutdown waits in each.
 var runtimeTable = struct {
 	Begin, Close, Shutdown [numColumns]act
 }{
-	//          open      closed    lost
+	//                          open      closed    lost
 	Begin:    [numColumns]act{proceeds, refuses, refuses},
 	Close:    [numColumns]act{ends, answers, ends},
 	Shutdown: [numColumns]act{waits, waits, waits},
 }
 
-// conditionLocked is called with rt.mu held. A closed runtime is closed, also on
-// a lost context.
+// conditionLocked is called with rt.mu held.
 func (rt *Runtime) conditionLocked() condition {
 	switch {
 	case rt.closed:
-		return closed
+		return runtimeClosed
 	case rt.core.Lost() != nil:
-		return lost
+		return runtimeLost
 	}
-	return open
+	return runtimeOpen
 }

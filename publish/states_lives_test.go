@@ -173,6 +173,14 @@ var publications = life{
 			{name: "DownloadRange", makes: copyBack, moves: true, after: consumed, carry: carries, do: func(e *env, _ context.Context) seen {
 				return e.downloads(func() (*publish.Transfer, error) { return e.p.DownloadRange(e.out, 0, int64(len(e.data))) })
 			}},
+			{name: "DownloadIntoContext", makes: copyBack, moves: true, after: consumed, carry: carries, do: func(e *env, _ context.Context) seen {
+				return e.downloads(func() (*publish.Transfer, error) { return e.p.DownloadIntoContext(atOnce, e.out) })
+			}},
+			{name: "DownloadRangeContext", makes: copyBack, moves: true, after: consumed, carry: carries, do: func(e *env, _ context.Context) seen {
+				return e.downloads(func() (*publish.Transfer, error) {
+					return e.p.DownloadRangeContext(atOnce, e.out, 0, int64(len(e.data)))
+				})
+			}},
 		},
 		"Close": {{name: "Close", do: func(e *env, _ context.Context) seen { return answer(e.p.Close()) }}},
 		"Leak":  {{name: "Leak", do: func(e *env, _ context.Context) seen { e.p.Leak(); return seen{} }}},
@@ -319,6 +327,30 @@ var uploading = call{name: "Upload", makes: []cuapi.ID{cuapi.IDMemcpyHtoDAsync, 
 		return e.downloads(func() (*publish.Transfer, error) { return e.s.Upload(e.v, e.out) })
 	}}
 
+// atOnce is over: the forms that wait for room do so no more, and try once.
+var atOnce = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
+// inTime is the form of a call that waits for room.
+func inTime(c call) call {
+	switch c.name {
+	case "Launch":
+		c.do = func(e *env, _ context.Context) seen {
+			return answer(e.s.LaunchContext(atOnce, e.inc, kernel.Grid(1), publish.In(e.v), publish.Out(e.v), kernel.U32(0)))
+		}
+	case "Upload":
+		c.do = func(e *env, _ context.Context) seen {
+			copy(e.out.Bytes(), e.data)
+			return e.downloads(func() (*publish.Transfer, error) { return e.s.UploadContext(atOnce, e.v, e.out) })
+		}
+	}
+	c.name += "Context"
+	return c
+}
+
 // broken is what an enqueue that fails makes of the stream, and of the value that
 // it used.
 func (e *env) broken(args ...kernel.Arg) {
@@ -440,13 +472,16 @@ var sessions = life{
 	},
 	rows: map[string][]call{
 		"Enqueue": {
-			launching, uploading,
+			launching, uploading, inTime(launching), inTime(uploading),
 			{name: "Adopt", makes: []cuapi.ID{cuapi.IDPointerGetAttribute}, carry: anyOwner, do: func(e *env, _ context.Context) seen {
 				addr, _ := e.foreign(64)
 				return e.makesValue(func() (*publish.Value, error) { return e.s.Adopt(addr, publish.U8, []int{64}, nil) })
 			}},
 			{name: "Alloc", makes: []cuapi.ID{cuapi.IDMemAllocFromPoolAsync, cuapi.IDEventRecord}, carry: anyOwner, do: func(e *env, _ context.Context) seen {
 				return e.makesValue(func() (*publish.Value, error) { return e.s.Alloc(publish.U8, 64) })
+			}},
+			{name: "AllocContext", makes: []cuapi.ID{cuapi.IDMemAllocFromPoolAsync, cuapi.IDEventRecord}, carry: anyOwner, do: func(e *env, _ context.Context) seen {
+				return e.makesValue(func() (*publish.Value, error) { return e.s.AllocContext(atOnce, publish.U8, 64) })
 			}},
 			{name: "Submit", makes: []cuapi.ID{cuapi.IDStreamQuery}, do: func(e *env, _ context.Context) seen { return answer(e.s.Submit()) }},
 			{name: "Synchronize", makes: []cuapi.ID{cuapi.IDEventRecord, cuapi.IDEventQuery}, do: func(e *env, ctx context.Context) seen {

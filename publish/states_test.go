@@ -345,6 +345,7 @@ func (e *env) fate(before publish.Stats, act string, done bool) {
 	st := e.rt.Stats()
 	want := before.Queue
 	want.Cause = st.Queue.Cause
+	bytes := want.ReservedBytes - st.Queue.ReservedBytes // of the one owner that the call lets go of
 	switch {
 	case act == "ends":
 		before.Sessions--
@@ -358,14 +359,17 @@ func (e *env) fate(before publish.Stats, act string, done bool) {
 		want.Entered++
 		want.Permanent++
 		want.Reserved--
-		want.PermanentBytes = st.Queue.PermanentBytes
+		want.ReservedBytes -= bytes
+		want.PermanentBytes += bytes
 	case act == "retires" && !done:
 		want.Entered++
 		want.Pending++
 		want.Reserved--
-		want.PendingBytes = st.Queue.PendingBytes
+		want.ReservedBytes -= bytes
+		want.PendingBytes += bytes
 	case act == "retires":
 		want.Reserved--
+		want.ReservedBytes -= bytes
 	}
 	if st.Queue != want || st.Sessions != before.Sessions {
 		e.t.Errorf("%s: %+v, want %+v", act, st, want)

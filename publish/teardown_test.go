@@ -435,7 +435,7 @@ func TestEndsFromWithin(t *testing.T) {
 			v, err := s.Adopt(uint64(*addr), publish.U8, []int{64}, func() {
 				<-let
 				core.Current(func() cuapi.Result { return core.Table.MemFree(*addr) })
-				ended <- errors.Join(of.rt.Close(), of.rt.Shutdown(r.within()), ctx.Shutdown(r.within()))
+				ended <- of.rt.Close() // and no Shutdown, which waits for this release
 			})
 			must(t, err)
 			if i%2 == 1 {
@@ -449,8 +449,8 @@ func TestEndsFromWithin(t *testing.T) {
 				must(t, s.Close())
 				must(t, v.Close())
 			}
-			if err := <-ended; err != nil {
-				t.Fatalf("from a release, pending before: %v: %v", i%2 == 1, err)
+			if err := errors.Join(<-ended, of.rt.Shutdown(r.within()), ctx.Shutdown(r.within())); err != nil {
+				t.Fatalf("behind a close from a release, pending before: %v: %v", i%2 == 1, err)
 			}
 		}
 	})

@@ -2,6 +2,7 @@ package publish
 
 import (
 	"context"
+	"errors"
 	"runtime"
 
 	"github.com/purecuda/purecuda/internal/own"
@@ -21,20 +22,21 @@ func (t *Transfer) Err() error {
 	if t == nil || t.r == nil {
 		return none("transfer")
 	}
-	r := t.r
-	if err := r.transfer.Err(); err != nil {
+	r, rule := t.r, &transferTable.Err
+	if _, err := rule.enter(&r.transfer); err != nil {
 		return t.over("transfer", err)
 	}
-	if transferTable.Err.at[r.condition(&r.copied)] == fails {
-		return r.failure("transfer")
+	if c, err := work(&r.copied); rule.at[c] == fails {
+		return &UnprovenError{"transfer", err}
 	}
 	return nil
 }
 
-// over is the error of a use after the end: the failure that ended it, if any.
+// over is the error of a use after the end: the failure of a copy that did not
+// give its buffer back, if there is one.
 func (t *Transfer) over(op string, err error) error {
-	if f := t.r.failed.Load(); f != nil {
-		return &UnprovenError{op, *f}
+	if c, failure := work(&t.r.copied); c == workFailed && !t.r.back.Load() {
+		return &UnprovenError{op, failure}
 	}
 	return unusable("transfer", err)
 }
@@ -45,21 +47,12 @@ func (t *Transfer) Ready() (bool, error) {
 	if t == nil || t.r == nil {
 		return false, none("transfer")
 	}
-	r := t.r
-	if err := r.transfer.Borrow(); err != nil {
+	r, rule := t.r, &transferTable.Ready
+	if _, err := rule.enter(&r.transfer); err != nil {
 		return false, t.over("transfer", err)
 	}
 	defer t.end()
-	rule := &transferTable.Ready.at
-	act := rule[r.condition(&r.copied)]
-	if act == looks {
-		r.copied.Poll()
-		act = rule[r.condition(&r.copied)]
-	}
-	if act == fails {
-		return false, r.failure("transfer")
-	}
-	return act == answers, nil
+	return rule.look("transfer", &r.copied)
 }
 
 func (t *Transfer) end() {
@@ -77,19 +70,16 @@ func (t *Transfer) Wait(ctx context.Context) (*pinned.Buffer, error) {
 	if t == nil || t.r == nil {
 		return nil, none("transfer")
 	}
-	r := t.r
-	if err := r.transfer.Borrow(); err != nil {
+	r, rule := t.r, &transferTable.Wait
+	if _, err := rule.enter(&r.transfer); err != nil {
 		return nil, t.over("wait", err)
 	}
 	r.rt.retain()
 	t.end()
 	defer r.rt.unpin()
-	act, err := r.await(ctx, &r.copied, &transferTable.Wait)
-	if err != nil {
+	act, err := rule.await(ctx, "wait", &r.copied)
+	if act == waits {
 		return nil, err
-	}
-	if act == fails {
-		err = r.failure("wait")
 	}
 	taken := r.transfer.Take()
 	for taken == own.ErrBusy { // a look of another goroutine, which never waits
@@ -102,16 +92,18 @@ func (t *Transfer) Wait(ctx context.Context) (*pinned.Buffer, error) {
 		return nil, t.over("wait", taken)
 	}
 	runtime.KeepAlive(t)
-	r.transfer.Give()
 	if act == fails {
-		r.keep(*r.failed.Load())
+		r.transfer.Give()
+		r.keep(errors.Unwrap(err))
 		return nil, err
 	}
+	r.back.Store(true)
+	r.transfer.Give()
 	block := r.buf
 	r.buf = nil
 	r.ticket.Shrink(int64(r.n))
 	buf := wire.NewBuffer(block, r.n).(*pinned.Buffer)
-	if cause := r.terminal(); cause != nil {
+	if cause := r.terminal(); cause != nil && r.block != nil {
 		r.keep(cause) // the copy is done; the source was tainted, or is on a lost context
 	} else {
 		r.releaseNow()
@@ -123,11 +115,11 @@ func (t *Transfer) Wait(ctx context.Context) (*pinned.Buffer, error) {
 // when the transfer is closed or leaked. It is nil once Wait gave the buffer
 // back.
 func (t *Transfer) Done() <-chan struct{} {
-	if t == nil || t.r == nil || t.r.transfer.Err() == own.ErrMoved {
+	if t == nil || t.r == nil {
 		return nil
 	}
 	defer runtime.KeepAlive(t)
-	return t.r.copied.Done()
+	return transferTable.Done.done(&t.r.transfer, &t.r.copied)
 }
 
 // Close retires the transfer behind its copy: buffer and source are released
@@ -137,7 +129,7 @@ func (t *Transfer) Close() error {
 	if t == nil || t.r == nil {
 		return nil
 	}
-	if t.r.transfer.Close() {
+	if release, _ := transferTable.Close.enter(&t.r.transfer); release {
 		t.r.closeTransfer()
 	}
 	runtime.KeepAlive(t)
@@ -148,7 +140,7 @@ func (t *Transfer) Close() error {
 // it.
 func (t *Transfer) Leak() {
 	if t != nil && t.r != nil {
-		t.r.leak(stageTransfer, &t.r.transfer, t.r.closeTransfer)
+		t.r.leak(stageTransfer, &transferTable.Leak, &t.r.transfer, t.r.closeTransfer)
 	}
 	runtime.KeepAlive(t)
 }

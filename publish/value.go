@@ -42,7 +42,8 @@ func (v *Value) Err() error {
 	if v == nil || v.r == nil {
 		return none("value")
 	}
-	return unusable("value", v.r.value.Err())
+	_, err := valueTable.Err.enter(&v.r.val)
+	return unusable("value", err)
 }
 
 // Close retires the value behind its last use. It never waits. A value that
@@ -52,7 +53,7 @@ func (v *Value) Close() error {
 	if v == nil || v.r == nil {
 		return nil
 	}
-	if v.r.value.Close() {
+	if release, _ := valueTable.Close.enter(&v.r.val); release {
 		v.r.closeValue()
 	}
 	runtime.KeepAlive(v)
@@ -62,7 +63,7 @@ func (v *Value) Close() error {
 // Leak retains the value's memory for the life of the process, and counts it.
 func (v *Value) Leak() {
 	if v != nil && v.r != nil {
-		v.r.leak(stageValue, &v.r.value, v.r.closeValue)
+		v.r.leak(stageValue, &valueTable.Leak, &v.r.val, v.r.closeValue)
 	}
 	runtime.KeepAlive(v)
 }

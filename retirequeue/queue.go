@@ -26,6 +26,10 @@ import (
 // ErrFull is in the error of an admission that the queue's bounds refuse.
 var ErrFull = errors.New("retirement queue is full")
 
+// ErrNever is, besides ErrFull, in the error of an admission that the empty queue
+// would refuse.
+var ErrNever = errors.New("never admitted")
+
 // Fence tells whether the device is done with what an entry owns.
 type Fence interface {
 	// Done never waits. false and nil mean not yet; an error means that it
@@ -108,7 +112,7 @@ func (q *Queue) notify() {
 // or nil. Differences of what is in bounds do not overflow; sums would.
 func (q *Queue) room(had, n int64) error {
 	if n > q.bytes-had {
-		return fmt.Errorf("%w: an owner of %d bytes is never admitted, the whole bound is %d bytes", ErrFull, uint64(had)+uint64(n), q.bytes)
+		return fmt.Errorf("%w: an owner of %d bytes is %w, the whole bound is %d bytes", ErrFull, uint64(had)+uint64(n), ErrNever, q.bytes)
 	}
 	if left := q.bytes - q.stats.ReservedBytes - q.stats.PendingBytes; n > left {
 		return fmt.Errorf("%w: %d bytes are asked for, %d of %d bytes are taken, %d of them retired", ErrFull, n, q.bytes-left, q.bytes, q.stats.PendingBytes)

@@ -3,11 +3,11 @@ package stream
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
-	"github.com/purecuda/purecuda/internal/outside"
 	"github.com/purecuda/purecuda/internal/wire"
 )
 
@@ -34,39 +34,39 @@ const Bound = 960
 // for those that move.
 const Credits = Bound / 2
 
-// Flow counts the operations in flight in one context.
-type Flow struct {
+// flow counts the operations in flight in one context.
+type flow struct {
+	core *wire.Context
 	used atomic.Int64
 
 	mu    sync.Mutex
 	lanes []*Lane // those that may have something in flight
-
-	waiting atomic.Int64
-	wake    chan struct{} // closed when something may have come free
 }
 
 type flowKey struct{}
 
-// FlowOf returns the context's flow.
-func FlowOf(core *wire.Context) *Flow {
-	return core.Shared(flowKey{}, func() any { return new(Flow) }).(*Flow)
+func flowOf(core *wire.Context) *flow {
+	return core.Shared(flowKey{}, func() any { return &flow{core: core} }).(*flow)
 }
 
-func (f *Flow) add(l *Lane) {
+// AwaitRoom begins a wait for room in the context, as core.Room.Await does. The
+// watcher looks at all lanes meanwhile.
+func AwaitRoom(core *wire.Context) (freed <-chan struct{}, stop func()) {
+	freed, stop = core.Room.Await()
+	WatcherOf(core).Add(flowOf(core))
+	return freed, stop
+}
+
+func (f *flow) add(l *Lane) {
 	f.mu.Lock()
 	f.lanes = append(f.lanes, l)
 	f.mu.Unlock()
 }
 
 // drop forgets a lane that will enqueue no more, and gives back what it took.
-func (f *Flow) drop(l *Lane) {
+func (f *flow) drop(l *Lane) {
 	f.mu.Lock()
-	for i, other := range f.lanes {
-		if other == l {
-			f.lanes = append(f.lanes[:i], f.lanes[i+1:]...)
-			break
-		}
-	}
+	f.lanes = slices.DeleteFunc(f.lanes, func(other *Lane) bool { return other == l })
 	f.mu.Unlock()
 	l.give(l.credits.Load())
 }
@@ -93,44 +93,48 @@ func (l *Lane) give(n int64) {
 	if n != 0 {
 		l.credits.Add(-n)
 		l.flow.used.Add(-n)
-		l.flow.Signal()
+		l.core.Room.Signal()
 	}
 }
 
 // Poll looks at every lane with something in flight. It never waits, and is the
 // watcher's look while somebody waits for room.
-func (f *Flow) Poll() (progress, more bool) {
+func (f *flow) Poll() (progress, more bool) {
 	f.mu.Lock()
-	lanes := append([]*Lane(nil), f.lanes...)
+	lanes := slices.Clone(f.lanes)
 	f.mu.Unlock()
 	before := f.used.Load()
 	for _, l := range lanes {
 		if l.credits.Load() > 0 {
-			l.sweep(!l.foreign.Load()) // what other code knows may capture, which a query spoils
+			l.sweep(false)
 		}
 	}
-	return f.used.Load() < before, f.waiting.Load() > 0
+	return f.used.Load() < before, f.core.Room.Waiting() > 0
 }
 
-// sweep looks at the lane's marks and, if it may, asks for the stream where
-// operations are in flight that no mark is behind (cuStreamQuery).
-func (l *Lane) sweep(ask bool) {
+// sweep looks at the lane's marks and asks for the stream where operations are
+// in flight that no mark is behind (cuStreamQuery). What other code knows may
+// capture, which a query would spoil: it is asked for on behalf of its own user
+// alone, who found that it does not capture, or where it has no user.
+func (l *Lane) sweep(mine bool) {
 	l.Poll()
+	if !mine && l.users.Load() == 0 && !l.adopted && l.foreign.Load() {
+		mine = l.capturing() == nil
+	}
 	issued := l.issued.Load() // these were enqueued before the query
 	l.mu.Lock()
-	ask = ask && l.head == nil && l.retired < issued && l.core.Lost() == nil
-	if !ask {
+	if l.dead || l.head != nil || l.retired >= issued || l.foreign.Load() && !mine || l.core.Lost() != nil {
 		l.mu.Unlock()
 		return
 	}
-	l.looking++
+	l.asking++
 	l.mu.Unlock()
 	r := l.query()
 	if r != cuapi.Success && r != cuapi.NotReady {
 		l.core.Fail(cuapi.IDStreamQuery, r, "") // latched, if the context is lost
 	}
 	l.mu.Lock()
-	l.looking--
+	l.asking--
 	if r == cuapi.Success {
 		l.retireLocked(issued)
 	}
@@ -146,32 +150,10 @@ func (l *Lane) retireLocked(n uint64) {
 	}
 }
 
-// Signal tells those who wait that something may have come free.
-func (f *Flow) Signal() {
-	if f.waiting.Load() == 0 {
-		return
-	}
-	f.mu.Lock()
-	if f.wake != nil {
-		close(f.wake)
-		f.wake = nil
-	}
-	f.mu.Unlock()
+// over tells, without a look, whether all that the lane enqueued is known to be
+// complete.
+func (l *Lane) over() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.head == nil && l.solo == nil && l.retired == l.issued.Load()
 }
-
-// Await begins a wait for room: the channel is closed once something may have
-// come free since. The watcher looks at all lanes until stop.
-func (f *Flow) Await(core *wire.Context) (freed <-chan struct{}, stop func()) {
-	f.waiting.Add(1)
-	f.mu.Lock()
-	if f.wake == nil {
-		f.wake = outside.Chan()
-	}
-	freed = f.wake
-	f.mu.Unlock()
-	WatcherOf(core).Add(f)
-	return freed, func() { f.waiting.Add(-1) }
-}
-
-// Waiting returns how many wait for room.
-func (f *Flow) Waiting() int { return int(f.waiting.Load()) }

@@ -151,7 +151,6 @@ func TestAdoptedStreamsGiveTheirCreditsBack(t *testing.T) {
 // Many goroutines wait for room behind held streams; all of them get it.
 func TestAwaitRoom(t *testing.T) {
 	r := newRig(t, cudasim.Config{})
-	flow := stream.FlowOf(r.core)
 	held := r.lane()
 	release := r.hold(held)
 	for r.fill(held) == nil {
@@ -161,7 +160,7 @@ func TestAwaitRoom(t *testing.T) {
 	for range 50 {
 		wg.Go(func() {
 			for {
-				freed, stop := flow.Await(r.core)
+				freed, stop := stream.AwaitRoom(r.core)
 				err := r.fill(held)
 				if err == nil {
 					stop()

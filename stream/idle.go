@@ -3,6 +3,7 @@ package stream
 import (
 	"errors"
 	"runtime"
+	"slices"
 	"sync"
 
 	"github.com/purecuda/purecuda/event"
@@ -117,6 +118,25 @@ func (p *idle) push(l *Lane) {
 	p.mu.Lock()
 	p.lanes = append(p.lanes, l)
 	p.mu.Unlock()
+	p.prune()
+}
+
+// prune ends adopted lanes whose work is known to be complete: nobody takes them.
+// It makes no driver call.
+func (p *idle) prune() {
+	p.mu.Lock()
+	var over []*Lane
+	p.lanes = slices.DeleteFunc(p.lanes, func(l *Lane) bool {
+		end := l.adopted && l.over()
+		if end {
+			over = append(over, l)
+		}
+		return end
+	})
+	p.mu.Unlock()
+	for _, l := range over {
+		l.flow.drop(l)
+	}
 }
 
 // settled tells whether everything that the lane enqueued is known to be done.
@@ -136,7 +156,7 @@ func (l *Lane) settled() bool {
 		return false
 	}
 	if done == l.issued.Load() || l.adopted { // no record in what other code may have destroyed
-		return true
+		return done == l.issued.Load()
 	}
 	m := new(Mark)
 	if l.Record(m) != nil {
@@ -179,13 +199,15 @@ func (p *idle) destroy() error {
 	return errors.Join(errs...)
 }
 
-// quiesce returns once no mark is pending and no look is under way. All work
-// is done, so that neither takes long.
+// quiesce returns once no mark is pending and no look is under way, and none
+// will be. All work is done, so that neither takes long.
 func (l *Lane) quiesce() {
+	l.flow.drop(l)
 	for {
 		l.Poll()
 		l.mu.Lock()
-		quiet := l.head == nil && l.solo == nil && l.looking == 0
+		quiet := l.head == nil && l.solo == nil && l.looking == 0 && l.asking == 0
+		l.dead = l.dead || quiet // nobody asks for it from here on
 		l.mu.Unlock()
 		if quiet {
 			return

@@ -36,7 +36,7 @@ type Lane struct {
 	h       cuapi.Stream
 	events  *event.Pool
 	watcher *watch.Watcher
-	flow    *Flow
+	flow    *flow
 
 	held     atomic.Bool // a session captured it
 	foreign  atomic.Bool // other code knows the handle: it may capture
@@ -57,7 +57,9 @@ type Lane struct {
 	solo    *Mark // pending marks that were recorded outside enq
 	retired uint64
 	wanted  int // pending marks that the watcher looks for
-	looking int // queries under way
+	looking int // queries of marks under way
+	asking  int // queries of the stream under way
+	dead    bool
 }
 
 // submitsLate tells that the driver may keep enqueued work from the device
@@ -72,7 +74,7 @@ func (e *Enqueued) Error() string { return e.Err.Error() }
 func (e *Enqueued) Unwrap() error { return e.Err }
 
 func newLane(core *wire.Context, h cuapi.Stream) *Lane {
-	l := &Lane{core: core, h: h, events: event.PoolOf(core), watcher: WatcherOf(core), flow: FlowOf(core)}
+	l := &Lane{core: core, h: h, events: event.PoolOf(core), watcher: WatcherOf(core), flow: flowOf(core)}
 	l.Retain()
 	l.flow.add(l)
 	return l
@@ -105,15 +107,36 @@ func (l *Lane) Drop() {
 		p := idleOf(l.core)
 		if l.adopted {
 			p.forget(l)
+			l.wantLast()
 		}
 		p.push(l)
 	}
 }
 
+// wantLast has the watcher look at what the lane has pending, so that a lane that
+// is not taken again is done with.
+func (l *Lane) wantLast() {
+	l.mu.Lock()
+	last := l.tail
+	l.mu.Unlock()
+	if last != nil {
+		last.Want()
+	}
+}
+
 // Expose returns the driver's stream for other code, which may capture it: from
-// then on it is not queried, and each operation has a mark.
+// then on it is queried on behalf of its own user alone, and each operation has a
+// mark.
 func (l *Lane) Expose() uintptr {
-	if l.foreign.CompareAndSwap(false, true) && l.unmarked.Load() > 0 {
+	l.mu.Lock()
+	first := l.foreign.CompareAndSwap(false, true)
+	for l.asking > 0 { // queries never wait
+		l.mu.Unlock()
+		runtime.Gosched()
+		l.mu.Lock()
+	}
+	l.mu.Unlock()
+	if first && l.unmarked.Load() > 0 {
 		l.Record(new(Mark)) // for what has none; a failure fails the lane
 	}
 	return uintptr(l.h)
@@ -256,6 +279,9 @@ func (l *Lane) run(list *cuapi.List, n int, m *Mark, bytes uintptr) error {
 	}
 	if r != cuapi.OutOfMemory || list.ID(done) != cuapi.IDMemAllocFromPoolAsync { // no memory is no damage
 		l.broken.CompareAndSwap(nil, &err)
+	}
+	if n > 0 && l.foreign.Load() { // so that the credits return
+		l.Record(new(Mark))
 	}
 	return &Enqueued{err}
 }

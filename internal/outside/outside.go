@@ -13,6 +13,13 @@ var (
 	stock = make(chan chan struct{}, 64)
 )
 
+// Closed is a closed channel that belongs to no bubble.
+var Closed <-chan struct{} = func() chan struct{} {
+	ch := make(chan struct{})
+	close(ch)
+	return ch
+}()
+
 func init() { go serve() }
 
 func serve() {

@@ -160,31 +160,33 @@ func (c *Cell) Do(a Action) Step {
 // Open hands the thing out.
 func (c *Cell) Open() { c.Do(Open) }
 
+// Enter executes an action as Do does. No call waits while it borrows or moves,
+// so that a conflict is over soon: the step has ErrBusy only if it is not over
+// after some yields.
+func (c *Cell) Enter(a Action) (step Step) {
+	for range patience {
+		if step = c.Do(a); step.Err != ErrBusy {
+			break
+		}
+		runtime.Gosched()
+	}
+	return step
+}
+
 // Borrow begins a call that uses the thing. Each success is paired with Return.
-// No call waits while it borrows or moves, so that a conflict is over soon: it
-// is ErrBusy only if it is not over after some yields.
-func (c *Cell) Borrow() error { return c.soon(Borrow) }
+// A conflict is as in Enter.
+func (c *Cell) Borrow() error { return c.Enter(Borrow).Err }
 
 // Return ends a borrow. It tells whether the caller must release the thing
 // now, because it was closed meanwhile and this was the last borrow.
 func (c *Cell) Return() (release bool) { return c.Do(Return).Release }
 
 // Take begins a move: exactly one caller gets nil. It ends with Give or Restore.
-// A conflict is as in Borrow.
-func (c *Cell) Take() error { return c.soon(Take) }
+// A conflict is as in Enter.
+func (c *Cell) Take() error { return c.Enter(Take).Err }
 
 // patience is how often a conflict is looked at again.
 const patience = 128
-
-func (c *Cell) soon(a Action) (err error) {
-	for range patience {
-		if err = c.Do(a).Err; err != ErrBusy {
-			break
-		}
-		runtime.Gosched()
-	}
-	return err
-}
 
 // Restore ends a refused move: the same handle is live again. It tells
 // whether the caller must release the thing, because it was closed meanwhile.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/purecuda/purecuda/internal/cuapi"
 	"github.com/purecuda/purecuda/internal/own"
+	"github.com/purecuda/purecuda/internal/room"
 )
 
 // NewDriver makes a *driver.Driver over a table that is already initialized
@@ -63,6 +64,9 @@ type Context struct {
 	Retain  func() error
 	Release func()
 
+	// Room wakes who waits for what others of the context have.
+	Room room.Room
+
 	lost atomic.Pointer[error]
 
 	mu     sync.Mutex
@@ -102,7 +106,11 @@ func (c *Context) Lost() error {
 }
 
 // Lose latches the loss of the context. It tells whether it was the first.
-func (c *Context) Lose(cause error) bool { return c.lost.CompareAndSwap(nil, &cause) }
+func (c *Context) Lose(cause error) bool {
+	first := c.lost.CompareAndSwap(nil, &cause)
+	c.Room.Signal() // there will never be any
+	return first
+}
 
 // Shared returns what is kept under key for all users of the context, made by
 // build on first use. build must not call Shared, nor the driver.
