@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"sync/atomic"
 	"testing"
+	"weak"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -117,6 +118,7 @@ func TestEvidenceRetentionWithoutAnyOtherHandle(t *testing.T) {
 	onEach(t, options{}, func(r *rig) {
 		t := r.t
 		var gone atomic.Int64
+		var runtimeOf weak.Pointer[publish.Runtime]
 		var release func()
 		var want []byte
 		var buf *pinned.Buffer
@@ -127,6 +129,7 @@ func TestEvidenceRetentionWithoutAnyOtherHandle(t *testing.T) {
 			must(t, err)
 			s, err := rt.OpenSession(st)
 			must(t, err)
+			runtimeOf = weak.Make(rt)
 			own := *r
 			own.rt = rt
 			release = r.hold(s)
@@ -160,8 +163,13 @@ func TestEvidenceRetentionWithoutAnyOtherHandle(t *testing.T) {
 		if err := r.ctx.Shutdown(r.within()); !errors.Is(err, driver.ErrBusy) {
 			t.Fatalf("the context was shut down under a transfer: %v", err)
 		}
+		rt := runtimeOf.Value() // nobody but the transfer has it
+		if rt == nil {
+			t.Fatal("the runtime is gone, and the transfer works on")
+		}
 		release()
 		r.finish(tr, want)
+		must(t, rt.Shutdown(r.within()))
 	})
 }
 
@@ -398,6 +406,7 @@ func TestEvidenceNoSessionInConsumption(t *testing.T) {
 		r.download(warm, want)
 		var p *publish.Publication
 		v, want := r.produce(s, random(512))
+		r.settle()
 		recorded := r.trace(func() {
 			var err error
 			p, err = s.Publish(v)
