@@ -180,6 +180,7 @@ func fly(t *testing.T, m machine, f flight) {
 	}
 	must(t, r.rt.Reserve(24, 64)) // now: who knows what a running kernel stalls
 	spare := r.session()
+	leave := r.leave(f.way, spare)
 	var keep []any // to the end
 	if f.moment != "shutting down" {
 		keep = append(keep, r.takeOff())
@@ -241,7 +242,7 @@ func fly(t *testing.T, m machine, f flight) {
 	}
 	r.keep, r.sim = true, nil // the rig ends nothing, and releases no stream
 	fmt.Println(leaving)
-	r.leave(f.way, spare)
+	leave()
 	runtime.KeepAlive(keep)
 }
 
@@ -290,31 +291,47 @@ func (r *rig) drop(s *publish.Session) {
 	}
 }
 
-// leave ends the process, or returns so that the test's end does.
-func (r *rig) leave(way string, s *publish.Session) {
+// leave returns what ends the process, or returns so that the test's end does. It
+// makes no driver call, which might block by then.
+func (r *rig) leave(way string, s *publish.Session) func() {
 	switch way {
 	case "os.Exit":
-		go os.Exit(0) // while this goroutine goes on
-		select {}
+		return func() {
+			go os.Exit(0) // while this goroutine goes on
+			select {}
+		}
 	case "os.Exit with the context current":
-		r.current(func() cuapi.Result {
+		inside, exit := make(chan struct{}), make(chan struct{})
+		go r.current(func() cuapi.Result {
+			close(inside)
+			<-exit
 			os.Exit(0)
 			return cuapi.Success
 		})
+		<-inside
+		return func() {
+			close(exit)
+			select {}
+		}
 	case "os.Exit after a panic":
-		recovered := make(chan any)
-		go func() {
-			defer func() { recovered <- recover() }()
-			defer s.Close()
-			panic("recovered")
-		}()
-		<-recovered
-		os.Exit(0)
+		return func() {
+			recovered := make(chan any)
+			go func() {
+				defer func() { recovered <- recover() }()
+				defer s.Close()
+				panic("recovered")
+			}()
+			<-recovered
+			os.Exit(0)
+		}
 	case "panic":
-		go func() {
-			defer s.Close()
-			panic(uncaught)
-		}()
-		select {}
+		return func() {
+			go func() {
+				defer s.Close()
+				panic(uncaught)
+			}()
+			select {}
+		}
 	}
+	return func() {}
 }
