@@ -9,3 +9,6 @@ func Idle(core *wire.Context) int {
 	defer p.mu.Unlock()
 	return len(p.lanes)
 }
+
+// LookForRoom makes the look of a wait for room.
+func LookForRoom(core *wire.Context) { flowOf(core).Poll() }

@@ -39,6 +39,8 @@ type flow struct {
 	core *wire.Context
 	used atomic.Int64
 
+	hungry atomic.Bool // somebody was refused
+
 	mu    sync.Mutex
 	lanes []*Lane // those that may have something in flight
 }
@@ -75,6 +77,10 @@ func (f *flow) drop(l *Lane) {
 func (l *Lane) take(n int64) error {
 	for {
 		used, own := l.flow.used.Load(), l.credits.Load()
+		if own+n > Bound-used { // before a last look: what comes back behind it is told
+			l.flow.hungry.Store(true)
+			used, own = l.flow.used.Load(), l.credits.Load()
+		}
 		switch left := Bound - used; {
 		case n > left:
 			return fmt.Errorf("%w: %d operations are in flight, the bound is %d: wait for some", ErrContextFull, used, Bound)
@@ -88,12 +94,15 @@ func (l *Lane) take(n int64) error {
 	}
 }
 
-// give returns n credits.
+// give returns n credits. Only a refusal makes that news to who waits for room:
+// else a try that gives its own credit back would wake itself.
 func (l *Lane) give(n int64) {
 	if n != 0 {
 		l.credits.Add(-n)
 		l.flow.used.Add(-n)
-		l.core.Room.Signal()
+		if l.flow.hungry.Load() && l.flow.hungry.Swap(false) {
+			l.core.Room.Signal()
+		}
 	}
 }
 
@@ -155,5 +164,5 @@ func (l *Lane) retireLocked(n uint64) {
 func (l *Lane) over() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.head == nil && l.solo == nil && l.retired == l.issued.Load()
+	return l.head == nil && l.solo == nil && l.looking == 0 && l.asking == 0 && l.retired == l.issued.Load()
 }

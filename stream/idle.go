@@ -155,8 +155,11 @@ func (l *Lane) settled() bool {
 	if marks {
 		return false
 	}
-	if done == l.issued.Load() || l.adopted { // no record in what other code may have destroyed
-		return done == l.issued.Load()
+	switch {
+	case l.adopted: // no record in what other code may have destroyed
+		return l.over()
+	case done == l.issued.Load():
+		return true
 	}
 	m := new(Mark)
 	if l.Record(m) != nil {
