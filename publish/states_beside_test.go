@@ -19,6 +19,55 @@ import (
 	"github.com/purecuda/purecuda/publish"
 )
 
+// A buffer that is closed while it is moved is the pool's again if the move is
+// refused, and the transfer's if it goes on. Meanwhile nobody reaches it.
+func TestStatesOfABufferInAMove(t *testing.T) {
+	type move struct {
+		name    string
+		prepare func(e *env)
+		do      func(e *env) (*publish.Transfer, error)
+	}
+	for _, m := range []move{
+		{"DownloadInto", (*env).publish, func(e *env) (*publish.Transfer, error) { return e.p.DownloadInto(e.out) }},
+		{"Upload", func(e *env) { copy(e.out.Bytes(), e.data) }, func(e *env) (*publish.Transfer, error) { return e.s.Upload(e.v, e.out) }},
+	} {
+		for _, c := range []struct {
+			name  string
+			code  cuapi.Result // refuses the move
+			close bool
+			left  int   // buffers that the pool has back
+			err   error // of the buffer, at the end
+		}{
+			{"moving", 0, false, 0, own.ErrMoved},
+			{"moving,refused", cuapi.InvalidValue, false, 0, nil},
+			{"revoked", 0, true, 0, own.ErrMoved},
+			{"revoked,refused", cuapi.InvalidValue, true, 1, own.ErrClosed},
+		} {
+			t.Run(fmt.Sprintf("buffer/%s/%s", c.name, m.name), func(t *testing.T) {
+				e := newEnv(t)
+				m.prepare(e)
+				before := e.rt.Stats().Pinned.InUse
+				var err error
+				inside(e, asks, c.code, func() { e.tr, err = m.do(e) }, func() {
+					if e.out.Bytes() != nil || e.out.Err() != nil {
+						t.Errorf("reachable while it is moved: %v", e.out.Err())
+					}
+					if c.close {
+						must(t, e.out.Close())
+					}
+					if e.rt.Stats().Pinned.InUse != before {
+						t.Error("the pool has it while it is moved")
+					}
+				})
+				if (err != nil) != (c.code != 0) || !errors.Is(e.out.Err(), c.err) || e.rt.Stats().Pinned.InUse != before-c.left {
+					t.Errorf("%v, then %v: %+v", err, e.out.Err(), e.rt.Stats().Pinned)
+				}
+				e.finish()
+			})
+		}
+	}
+}
+
 // things are what methods are called on at once: three lives on one stream.
 type things struct {
 	e  *env

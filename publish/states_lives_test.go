@@ -71,15 +71,17 @@ func progress(look func(e *env) (bool, error)) []condition {
 		ready, err := look(e)
 		e.looked(ready, err, true)
 	}
+	failed := func(e *env) {
+		e.code = driver.ErrInvalidHandle
+		e.fail(cuapi.IDEventQuery, cuapi.InvalidHandle)
+		ready, err := look(e)
+		e.looked(ready, err, false)
+	}
 	return []condition{
 		{name: "pending"},
 		{name: "complete", column: 1, set: complete},
-		{name: "failed", column: 2, alone: true, set: func(e *env) {
-			e.code = driver.ErrInvalidHandle
-			e.fail(cuapi.IDEventQuery, cuapi.InvalidHandle)
-			ready, err := look(e)
-			e.looked(ready, err, false)
-		}},
+		{name: "failed", column: 2, alone: true, set: failed},
+		{name: "failed,lost", column: 2, alone: true, set: failed, lose: true},
 		{name: "lost", column: 2, lose: true},
 		{name: "complete,lost", column: 2, lose: true, set: complete},
 	}

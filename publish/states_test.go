@@ -137,11 +137,13 @@ type condition struct {
 	alone  bool         // fails this handle alone, so that it can not be moved
 }
 
-// lost is what a loss of the context is made of: a call of somebody else fails.
+// lost loses the context: a call of somebody else fails.
 func (e *env) lost() {
 	e.fail(cuapi.IDStreamQuery, cuapi.LaunchFailed)
 	e.other.Submit()
-	e.code, e.doomed = driver.ErrLaunchFailed, true
+	if e.doomed = true; e.code == 0 { // else the first cause stays
+		e.code = driver.ErrLaunchFailed
+	}
 	e.tr.Err() // a transfer that fails tells of it after its end, too: it found out
 }
 
@@ -339,7 +341,7 @@ func (e *env) rejected(k call, o seen) {
 	}
 }
 
-// fate tells what must have become of an owner that was let go of.
+// fate checks what became of an owner that was let go of.
 func (e *env) fate(before publish.Stats, act string, done bool) {
 	e.t.Helper()
 	st := e.rt.Stats()
@@ -401,6 +403,13 @@ func (e *env) acts(k call, act string, state own.State) (next own.State) {
 		}
 		got := make(chan seen, 1)
 		go func() { got <- k.do(e, e.within()) }()
+		for range 5000 { // longer than the cell's own patience
+			runtime.Gosched()
+		}
+		if len(got) != 0 {
+			t.Errorf("ended while another call uses the handle: %+v", <-got)
+			return
+		}
 		e.later = append(e.later, func() { judge(<-got) })
 	}
 	switch act {
@@ -482,7 +491,7 @@ func (e *env) acts(k call, act string, state own.State) (next own.State) {
 		} else if k.carry != nil {
 			e.rejected(k, o)
 		}
-		if e.code != 0 && !errors.Is(o.err, e.code) || (e.rt.Err() != nil) != errors.Is(o.err, publish.ErrLost) {
+		if lost := errors.Is(o.err, publish.ErrLost); lost != (e.rt.Err() != nil) || !lost && e.code != 0 && !errors.Is(o.err, e.code) || lost && !errors.Is(o.err, driver.ErrLaunchFailed) {
 			t.Errorf("got %v, want the cause %v", o.err, e.code)
 		}
 		unchanged(o)
