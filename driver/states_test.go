@@ -194,6 +194,9 @@ var methods = map[string]func(l *life, act string, s situation){
 				t.Errorf("%s after one Shutdown of two", s)
 			}
 			must(t, l.ctx.Shutdown(within(t)))
+			if s := driver.StateOf(l.ctx); s != "gone" {
+				t.Errorf("%s after both", s)
+			}
 		case "renews":
 			must(t, err)
 			if next == l.ctx || next.Err() != nil || driver.StateOf(next) != "open" {
