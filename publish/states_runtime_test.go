@@ -9,6 +9,7 @@ import (
 
 	"github.com/purecuda/purecuda/driver"
 	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/internal/wire"
 	"github.com/purecuda/purecuda/publish"
 )
 
@@ -176,6 +177,28 @@ func TestStatesOfARuntimeDuringACall(t *testing.T) {
 				t.Errorf("afterwards: %v", err)
 			}
 			u.ends()
+		})
+	}
+}
+
+// A second Close ends nothing: what is open goes on to pin the context.
+func TestStatesOfARuntimeClosedTwice(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		t.Run(fmt.Sprintf("runtime/closed,lost %v/Close", lost), func(t *testing.T) {
+			r := newRig(t, options{})
+			r.keep = true
+			s := r.session()
+			must(t, r.rt.Close())
+			if lost {
+				wire.ContextOf(r.ctx).Fail(cuapi.IDStreamQuery, cuapi.LaunchFailed, "")
+			}
+			must(t, r.rt.Close())
+			if err := r.ctx.Shutdown(r.within()); !errors.Is(err, driver.ErrBusy) {
+				t.Errorf("the context's shutdown while a session is open: %v", err)
+			}
+			must(t, s.Close())
+			must(t, r.rt.Shutdown(r.within()))
+			must(t, r.ctx.Shutdown(r.within()))
 		})
 	}
 }
