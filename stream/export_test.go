@@ -16,6 +16,7 @@ func Idle(core *wire.Context) int {
 
 // LookForRoom makes the look of a wait for room.
 func LookForRoom(core *wire.Context) { flowOf(core).Poll() }
+
 // MarkTable returns the table of a mark in words: by "state/event", the next
 // state, or impossible.
 func MarkTable() map[string]string {
