@@ -13,6 +13,7 @@ import (
 
 // A doomed rig has handles of each kind when a kernel faults.
 type doomed struct {
+	let func() // the held stream go
 	*rig
 	s, held     *publish.Session // the one of the kernel, and one whose stream never moves
 	pubs        map[string]*publish.Publication
@@ -98,7 +99,7 @@ func (r *rig) doom() *doomed {
 	for _, name := range []string{"sound", "sound and leaked"} {
 		d.values[name] = r.uploaded(d.s, random(32))
 	}
-	r.hold(d.held)
+	d.let = r.hold(d.held)
 	d.pubs["held"], _ = r.publication(d.held, 32)
 	held := begin(d.held)
 	d.transfers["held"] = held
@@ -330,6 +331,7 @@ func (d *doomed) ends() {
 		}
 		d.cause("Err", rt.Err())
 	}
+	d.let() // the flag itself is a thing of the context
 	err := d.ctx.Shutdown(d.within())
 	d.cause("the context's Shutdown", err)
 	if errors.Is(err, driver.ErrBusy) {
