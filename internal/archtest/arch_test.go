@@ -84,6 +84,9 @@ var rules = []struct {
 	}, 4},
 	{"GPU tests have a list", gpuTestsAreListed, nil, 1},
 	{"evidence exists", conformance, nil, 1},
+	{"named tests exist", namedTestsExist, map[string]string{
+		"a/a_test.go": "package a\nfunc TestHere() {}\nfunc FuzzHere() {}", "docs/a.md": "`TestHere`, `FuzzHere`, `TestGone`* and TestSomething", "b.md": "`TestNowhere`",
+	}, 2},
 }
 
 // emptyLayers has a file in each layer but one, and a test alone in another.

@@ -3,7 +3,9 @@ package archtest
 import (
 	"fmt"
 	"go/ast"
+	"maps"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -217,6 +219,31 @@ func licensed(t tree) (bad []string) {
 	}
 	if n := len(f.text); n < 11000 || n > 11600 {
 		bad = append(bad, fmt.Sprintf("LICENSE has %d bytes, Apache-2.0 about 11,350", n))
+	}
+	return bad
+}
+
+var namedTest = regexp.MustCompile("`((?:Test|Fuzz)[A-Z][A-Za-z0-9_]*)`")
+
+// namedTestsExist: a test that a document names is there.
+func namedTestsExist(t tree) (bad []string) {
+	there := map[string]bool{}
+	for _, f := range t.goFiles() {
+		for _, d := range f.syn.Decls {
+			if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv == nil && f.isTest() {
+				there[fn.Name.Name] = true
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(t)) {
+		if !strings.HasSuffix(name, ".md") || strings.HasPrefix(name, "docs/evidence/") {
+			continue
+		}
+		for _, m := range namedTest.FindAllStringSubmatch(t[name].text, -1) {
+			if !there[m[1]] {
+				bad = append(bad, fmt.Sprintf("%s: there is no test %s", name, m[1]))
+			}
+		}
 	}
 	return bad
 }
