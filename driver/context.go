@@ -157,8 +157,8 @@ func (c *Context) Device() *Device {
 	return c.dev
 }
 
-// Err returns the first cause of the context's loss, or nil. A lost context
-// fails every call for the life of the process.
+// Err returns the first cause of the context's loss, or nil while no driver call
+// told of one. A lost context fails every call for the life of the process.
 func (c *Context) Err() error {
 	if c.none() {
 		return fmt.Errorf("driver: no context: %w", ErrClosed)
@@ -166,8 +166,8 @@ func (c *Context) Err() error {
 	return c.core.Lost()
 }
 
-// Lost returns a channel that is closed when the context is lost. It is nil
-// for a nil Context.
+// Lost returns a channel that is closed when a driver call tells that the context
+// is lost. It is nil for a nil Context.
 func (c *Context) Lost() <-chan struct{} {
 	if c.none() {
 		return nil

@@ -292,7 +292,7 @@ func (p *Pool) destroy() error {
 	inUse := p.inUse
 	p.mu.Unlock()
 	if inUse != 0 {
-		return fmt.Errorf("memory: %d bytes of device memory are retained, since work on them may be pending", inUse)
+		return fmt.Errorf("memory: %d bytes of device memory are retained: leaked, or work on them may be pending", inUse)
 	}
 	if p.core.Lost() != nil {
 		return nil // it ends with the context

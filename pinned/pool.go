@@ -86,7 +86,7 @@ const minClass = 12
 func classOf(n int) int { return max(minClass, bits.Len(uint(n-1))) }
 
 // Take returns a buffer of exactly n bytes. A miss takes a block of the next
-// power of two from the driver, which is set-up: it may take milliseconds for
+// power of two, 4,096 at least, from the driver, which is set-up: it may take milliseconds for
 // megabytes, and blocks while the process is stalled. Reserve avoids it.
 func (p *Pool) Take(n int) (*Buffer, error) {
 	if n <= 0 {

@@ -37,9 +37,13 @@ var (
 	ErrContextFull = stream.ErrContextFull
 	// ErrCapturing: the stream captures a graph.
 	ErrCapturing = stream.ErrCapturing
-	// ErrQueueFull: no retirement slot is left.
+	// ErrQueueFull: no retirement slot is left, or too few bytes.
 	ErrQueueFull = retirequeue.ErrFull
-	// ErrLost: the context is lost. The error wraps the first cause as well.
+	// ErrTooLarge is, besides ErrQueueFull, in the error of what Config.Bytes
+	// would refuse though nothing else were there.
+	ErrTooLarge = retirequeue.ErrNever
+	// ErrLost: the context was known to be lost. The error wraps the first
+	// cause as well. Whether it is lost tells Runtime.Err.
 	ErrLost = errors.New("the context is lost")
 
 	errLeaked = errors.New("leaked on purpose")

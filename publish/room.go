@@ -10,7 +10,6 @@ import (
 	"github.com/purecuda/purecuda/internal/own"
 	"github.com/purecuda/purecuda/kernel"
 	"github.com/purecuda/purecuda/pinned"
-	"github.com/purecuda/purecuda/retirequeue"
 	"github.com/purecuda/purecuda/stream"
 )
 
@@ -117,6 +116,6 @@ func (rt *Runtime) room(ctx context.Context, bytes int64, try func() error) erro
 // wantsRoom tells whether a try was refused for want of a slot, bytes or
 // credits, which come back.
 func wantsRoom(err error) bool {
-	return !errors.Is(err, retirequeue.ErrNever) &&
+	return !errors.Is(err, ErrTooLarge) &&
 		(errors.Is(err, ErrStreamFull) || errors.Is(err, ErrContextFull) || errors.Is(err, ErrQueueFull))
 }

@@ -30,7 +30,19 @@
 // ErrContextFull, ErrQueueFull, or driver.ErrOutOfMemory. [Session.AllocContext],
 // [Session.UploadContext], [Session.LaunchContext] and
 // [Publication.DownloadIntoContext] wait for room instead. [Session.Publish] needs
-// none: a value has the slot that its publication and its end need.
+// none: a value has the slot that its publication and its end need. What is
+// beyond a bound altogether is rejected at once, with ErrTooLarge besides.
+//
+// Who waits keeps what it holds. Workers that each hold a value and then wait for
+// an upload need more slots than there are workers, or all of them wait until
+// their contexts end.
+//
+// # What is dropped
+//
+// A handle that becomes garbage without a Close is ended as by a close, sooner or
+// later, without a driver call from the collector, and counted in
+// [Stats].Abandoned. A pinned buffer whose Bytes was called is then never used
+// again.
 //
 // # States
 //
@@ -76,17 +88,21 @@ func (p *contextPin) end() {
 // Config sets a runtime's limits. The zero Config is the default.
 type Config struct {
 	// Slots bounds the values, publications and transfers that are alive or
-	// retired and not yet released. 0 means 16,384.
+	// retired and not yet released. A value, its publication and its download
+	// share one slot; an upload takes one more, until Wait or Close. 0 means
+	// 16,384.
 	Slots int
-	// Bytes bounds the memory that these own, of the device and pinned. 0 means
-	// no bound but that of the device and PinnedBytes.
+	// Bytes bounds the memory that these own, of the device and pinned: a
+	// download needs those of its buffer besides the publication's. 0 means no
+	// bound but that of the device and PinnedBytes.
 	Bytes int64
 	// Stacks keeps where each session, value, publication and transfer was made,
 	// for Stats and for the error of Shutdown. It is for finding what was not
 	// closed: each of them costs some microseconds more.
 	Stacks bool
 	// PinnedBytes bounds the pinned memory of the context, for all its
-	// runtimes. 0 leaves it as it is, which is 1 GiB at first.
+	// runtimes, in blocks of a power of two, 4,096 at least. 0 leaves it as it
+	// is, which is 1 GiB at first.
 	PinnedBytes int64
 }
 
@@ -175,10 +191,15 @@ func (rt *Runtime) Context() *driver.Context {
 // none tells that there is no runtime: a nil or a zero one.
 func (rt *Runtime) none() bool { return rt == nil || rt.core == nil }
 
-// Lost returns a channel that is closed when the context is lost.
+// Lost returns a channel that is closed when the context's loss is noticed: by a
+// driver call that tells, such as that of a wait, a look, or an allocation. A
+// launch, an upload or a publish may still succeed behind a kernel that faulted,
+// and nobody asks the driver while nothing is waited for or retired.
+// [Session.Submit] and [Publication.FrontierReady] ask without waiting.
 func (rt *Runtime) Lost() <-chan struct{} { return rt.Context().Lost() }
 
-// Err returns the first cause of the context's loss, or nil.
+// Err returns the first cause of the context's loss, or nil while none was
+// noticed, as for Lost. The cause names the call that noticed it.
 func (rt *Runtime) Err() error {
 	if rt.none() {
 		return none("runtime")
@@ -187,7 +208,8 @@ func (rt *Runtime) Err() error {
 }
 
 // Pinned returns a pinned buffer of n bytes, from the context's pool. A miss
-// takes it from the driver, which is set-up: Reserve fills the pool ahead.
+// takes it from the driver, which is set-up: Reserve fills the pool ahead. At the
+// bound of pinned memory the error matches pinned.ErrLimit.
 func (rt *Runtime) Pinned(n int) (*pinned.Buffer, error) {
 	if rt.none() {
 		return nil, none("runtime")
@@ -379,10 +401,12 @@ func (rt *Runtime) Close() error {
 	return nil
 }
 
-// Shutdown closes the runtime and waits until everything that was retired is
-// released. The end of ctx ends the wait alone. It fails when something is
-// still open, or was retained because the device may still touch it, and says
-// what.
+// Shutdown closes the runtime, which refuses new work from then on, and waits
+// until everything that was retired is released. The end of ctx ends the wait
+// alone, with ctx.Err(). It fails when something is still
+// open, or was retained because the device may still touch it, and says what; it
+// may be called again. Pinned buffers and streams are the context's: its Shutdown
+// tells of them.
 func (rt *Runtime) Shutdown(ctx context.Context) error {
 	if rt.none() {
 		return nil
@@ -421,15 +445,15 @@ func (rt *Runtime) leftovers() error {
 
 // Stats are a runtime's counters, with those of what its context shares.
 type Stats struct {
-	Sessions  int      // open
-	Abandoned int      // sessions, values, publications and transfers that became garbage, ever
-	Leaked    int      // leaked on purpose, ever
-	Origins   []Origin // with Config.Stacks: of what is open, abandoned or leaked
-	Panics    int      // in release functions of adopted memory, ever
-	Queue     retirequeue.Stats
-	Memory    memory.Stats // of the context
-	Pinned    pinned.Stats // of the context
-	Events    event.Stats  // of the context
+	Sessions  int               // open
+	Abandoned int               // sessions, values, publications and transfers that became garbage, ever
+	Leaked    int               // leaked on purpose, ever
+	Origins   []Origin          // with Config.Stacks: of what is open, abandoned or leaked
+	Panics    int               // in release functions of adopted memory, ever
+	Queue     retirequeue.Stats // Reserved and Pending are what Config.Slots bounds
+	Memory    memory.Stats      // of the context
+	Pinned    pinned.Stats      // of the context
+	Events    event.Stats       // of the context
 }
 
 // Stats returns the counters at this instant.
