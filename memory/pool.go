@@ -11,8 +11,8 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"runtime"
 	"sync"
-	"sync/atomic"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
 	"github.com/purecuda/purecuda/internal/own"
@@ -43,15 +43,16 @@ type Pool struct {
 	pool    cuapi.MemPool // 0: the cache is used
 	lane    cuapi.Stream  // frees run here, behind nothing
 	limit   int64         // of the cache, in bytes
-	total   int64         // of the device, in bytes
 
-	freeing atomic.Bool // a wait found that freed memory is yet to come back
-
-	mu    sync.Mutex
-	free  [48][]cuapi.DevicePtr // the cache, by class
-	held  int64                 // taken from the driver for the cache
-	inUse int64
-	peak  int64
+	mu     sync.Mutex
+	asking int // queries of the reclaim stream under way
+	dead   bool
+	used   [48]int               // blocks of the cache in use, by class
+	kept   int64                 // of inUse: retained for good
+	free   [48][]cuapi.DevicePtr // the cache, by class
+	held   int64                 // taken from the driver for the cache
+	inUse  int64
+	peak   int64
 }
 
 type key struct{}
@@ -86,13 +87,12 @@ func (p *Pool) setUp() error {
 		}
 		p.lane = *lane
 	}
-	free, total := new(uintptr), new(uintptr)
-	if r := p.core.Current(func() cuapi.Result { return t.MemGetInfo(free, total) }); r != cuapi.Success {
-		return p.core.Fail(cuapi.IDMemGetInfo, r, "")
-	}
-	p.total = int64(*total)
 	if !p.core.Pools {
-		p.limit = p.total / 2
+		free, total := new(uintptr), new(uintptr)
+		if r := p.core.Current(func() cuapi.Result { return t.MemGetInfo(free, total) }); r != cuapi.Success {
+			return p.core.Fail(cuapi.IDMemGetInfo, r, "")
+		}
+		p.limit = int64(*total / 2)
 		return nil
 	}
 	if p.pool == 0 {
@@ -134,10 +134,14 @@ func (p *Pool) Alloc(l *stream.Lane, n int64) (*Block, error) {
 		return p.cached(n)
 	}
 	addr := new(cuapi.DevicePtr)
+	p.add(n) // before it is taken: who finds none finds who has it
 	if err := l.Alloc(addr, uintptr(n), p.pool); err != nil {
+		if p.add(-n) {
+			p.core.Memory.Signal() // nobody has any: who waits for some need not
+		}
 		return nil, err
 	}
-	p.count(n)
+	p.count(0)
 	return newBlock(*addr, n, 0), nil
 }
 
@@ -153,9 +157,10 @@ func (p *Pool) Free(b *Block) error {
 	if b.class != 0 {
 		p.mu.Lock()
 		p.free[b.class-1] = append(p.free[b.class-1], b.Addr)
+		p.used[b.class-1]--
 		p.mu.Unlock()
 		p.count(-b.Bytes)
-		p.core.Room.Signal()
+		p.core.Memory.Signal()
 		return nil
 	}
 	list := cuapi.NewList()
@@ -166,31 +171,38 @@ func (p *Pool) Free(b *Block) error {
 		return p.core.Fail(cuapi.IDMemFreeAsync, r, fmt.Sprintf("%d bytes", b.Bytes))
 	}
 	p.count(-b.Bytes)
-	p.core.Room.Signal()
+	p.core.Memory.Signal()
 	return nil
 }
 
-// Lent tells whether n bytes that there are not may be there later: they fit
-// beside what is kept for good, and somebody has memory that may come back, or
-// what was given back is yet to (cuStreamQuery). Where it is, the watcher looks
-// for it and signals the context's Room. It never waits.
-func (p *Pool) Lent(n, kept int64) bool {
-	most := p.total
+// Lent tells whether n bytes that there are not may be there later: somebody of
+// this context has memory that may come back, or what was given back is yet to
+// (cuStreamQuery), and with it there are as many. While frees are under way the
+// watcher looks for them, and signals the context's Memory. It never waits
+// (cuMemGetInfo, cuMemPoolGetAttribute).
+func (p *Pool) Lent(n int64) bool {
 	if p.pool == 0 {
-		if c := class(n); c >= len(p.free) {
-			return false
-		} else {
-			most, n = p.limit, 1<<c
-		}
+		c := class(n)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return c < len(p.used) && p.used[c] > 0 && p.inUse > p.kept // a class serves itself
 	}
-	if n > most-kept {
+	free, total, reserved := new(uintptr), new(uintptr), new(uint64)
+	if r := p.core.Current(func() cuapi.Result { return p.core.Table.MemGetInfo(free, total) }); r != cuapi.Success {
+		p.core.Fail(cuapi.IDMemGetInfo, r, "")
+		return false
+	}
+	if r := p.core.Table.MemPoolGetAttribute(p.pool, cuapi.PoolReservedMemCurrent, cuapi.WordPtr(reserved)); r != cuapi.Success {
+		p.core.Fail(cuapi.IDMemPoolGetAttribute, r, "")
 		return false
 	}
 	p.mu.Lock()
-	lent := p.inUse > kept
+	lent, most := p.inUse > p.kept, int64(*free)+int64(*reserved)-p.kept
 	p.mu.Unlock()
-	if p.pool != 0 && p.busy() {
-		p.freeing.Store(true)
+	if n > most {
+		return false // others have it
+	}
+	if p.busy() {
 		stream.WatcherOf(p.core).Add(p)
 		lent = true
 	}
@@ -199,33 +211,71 @@ func (p *Pool) Lent(n, kept int64) bool {
 
 // busy tells whether a free has yet to run.
 func (p *Pool) busy() bool {
+	p.mu.Lock()
+	if p.dead {
+		p.mu.Unlock()
+		return false
+	}
+	p.asking++
+	p.mu.Unlock()
 	list := cuapi.NewList()
-	defer list.Free()
 	list.StreamQuery(p.lane)
 	list.Relax()
 	_, r := p.core.Table.Run(list)
+	list.Free()
 	if r != cuapi.Success && r != cuapi.NotReady {
 		p.core.Fail(cuapi.IDStreamQuery, r, "") // latched, if the context is lost
 	}
+	p.mu.Lock()
+	p.asking--
+	p.mu.Unlock()
 	return r == cuapi.NotReady
 }
 
 // Poll is the watcher's look while somebody waits for what is being freed.
 func (p *Pool) Poll() (progress, more bool) {
-	if p.core.Room.Waiting() == 0 || !p.freeing.Load() {
-		p.freeing.Store(false)
+	switch {
+	case p.core.Memory.Waiting() == 0:
 		return false, false
-	}
-	if p.busy() {
+	case p.busy():
 		return false, true
 	}
-	p.freeing.Store(false)
-	p.core.Room.Signal()
+	p.core.Memory.Signal()
 	return true, false
+}
+
+// quiesce returns once nobody asks for the reclaim stream, and nobody will.
+func (p *Pool) quiesce() {
+	for {
+		p.mu.Lock()
+		p.dead = true
+		quiet := p.asking == 0
+		p.mu.Unlock()
+		if quiet {
+			return
+		}
+		runtime.Gosched() // a query never waits
+	}
 }
 
 // class returns the cache's class of n bytes.
 func class(n int64) int { return bits.Len64(uint64(max(n, 512) - 1)) }
+
+// Keep notes that n bytes in use never come back.
+func (p *Pool) Keep(n int64) {
+	p.mu.Lock()
+	p.kept += n
+	p.mu.Unlock()
+	p.core.Memory.Signal()
+}
+
+// add counts n bytes more, and tells whether all that is in use is kept.
+func (p *Pool) add(n int64) (bare bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.inUse += n
+	return p.inUse <= p.kept
+}
 
 func (p *Pool) count(n int64) {
 	p.mu.Lock()
@@ -247,6 +297,7 @@ func (p *Pool) cached(n int64) (*Block, error) {
 	if list := p.free[class]; len(list) > 0 {
 		b := newBlock(list[len(list)-1], n, class+1)
 		p.free[class] = list[:len(list)-1]
+		p.used[class]++
 		p.mu.Unlock()
 		p.count(n)
 		return b, nil
@@ -268,6 +319,9 @@ func (p *Pool) cached(n int64) (*Block, error) {
 		p.mu.Unlock()
 		return nil, p.core.Fail(cuapi.IDMemAlloc, r, detail)
 	}
+	p.mu.Lock()
+	p.used[class]++
+	p.mu.Unlock()
 	p.count(n)
 	return newBlock(*addr, n, class+1), nil
 }
@@ -304,6 +358,7 @@ func (p *Pool) destroy() error {
 			errs = append(errs, p.core.Fail(op, r, ""))
 		}
 	}
+	p.quiesce()
 	if p.lane != 0 {
 		note(cuapi.IDStreamSynchronize, t.StreamSynchronize(p.lane))
 		note(cuapi.IDStreamDestroy, t.StreamDestroy(p.lane))

@@ -194,7 +194,6 @@ func (b *Block) Free() {
 	p.stats.InUse--
 	p.idle[b.class] = append(p.idle[b.class], b)
 	p.mu.Unlock()
-	p.core.Room.Signal()
 }
 
 // Keep counts the block as retained for good.

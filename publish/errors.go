@@ -95,6 +95,15 @@ type lostError struct{ cause error }
 func (e *lostError) Error() string   { return ErrLost.Error() + ": " + e.cause.Error() }
 func (e *lostError) Unwrap() []error { return []error{ErrLost, e.cause} }
 
+// because returns the reason of a refusal, which the loss of the context comes
+// before, also where the refused call is the one that found out.
+func (rt *Runtime) because(reason error) error {
+	if lost := rt.core.Lost(); lost != nil && !errors.Is(reason, ErrLost) {
+		return &lostError{lost}
+	}
+	return reason
+}
+
 // use is the error of a handle that can not be used: what it is, and why.
 type useError struct {
 	what string

@@ -81,3 +81,8 @@ func StateOf(handle any) own.State {
 	}
 	return own.Absent
 }
+
+// Waiting returns how many waits for room of the runtime, or in its context.
+func Waiting(rt *Runtime) int {
+	return rt.slots.Waiting() + rt.core.Credits.Waiting() + rt.core.Memory.Waiting()
+}

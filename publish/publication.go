@@ -88,7 +88,9 @@ func (r *rule) look(op string, m *stream.Mark) (bool, error) {
 }
 
 func (p *Publication) end() {
-	if p.r.pub.Return() {
+	release := p.r.pub.Return()
+	p.r.idle.Signal()
+	if release {
 		p.r.closePublication()
 	}
 	runtime.KeepAlive(p)
@@ -179,10 +181,12 @@ func (p *Publication) DownloadRange(buf *pinned.Buffer, offset, n int64) (*Trans
 	}
 	defer runtime.KeepAlive(p)
 	refuse := func(reason error) (*Transfer, error) {
-		if r.pub.Restore() {
+		release := r.pub.Restore()
+		r.idle.Signal()
+		if release {
 			r.closePublication()
 		}
-		return reject(reason)
+		return reject(r.rt.because(reason))
 	}
 	if c, err := work(&r.frontier); rule.at[c] == refuses {
 		return refuse(r.cause(err))
@@ -206,6 +210,8 @@ func (p *Publication) DownloadRange(buf *pinned.Buffer, offset, n int64) (*Trans
 		return refuse(rejected)
 	}
 	r.pub.Give()
+	r.gone.Signal()
+	r.idle.Signal()
 	cell.Give()
 	r.buf, r.n = block, buf.Len()
 	if unproven != nil {
@@ -224,7 +230,9 @@ func (p *Publication) Close() error {
 	if p == nil || p.r == nil {
 		return nil
 	}
-	if release, _ := publicationTable.Close.enter(&p.r.pub); release {
+	release, _ := publicationTable.Close.enter(&p.r.pub)
+	p.r.gone.Signal()
+	if release {
 		p.r.closePublication()
 	}
 	runtime.KeepAlive(p)

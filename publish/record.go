@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/purecuda/purecuda/internal/own"
+	"github.com/purecuda/purecuda/internal/room"
 	"github.com/purecuda/purecuda/internal/wire"
 	"github.com/purecuda/purecuda/memory"
 	"github.com/purecuda/purecuda/pinned"
@@ -45,6 +46,9 @@ type record struct {
 	frontier stream.Mark // behind the producing work
 	copied   stream.Mark // behind the transfer's copy
 	ended    stream.Mark // behind the last use of a value that was closed
+
+	gone room.Room // tells that a handle was closed or moved
+	idle room.Room // tells that a call with a handle is over
 
 	ticket retirequeue.Ticket
 	fence  *stream.Mark // what retirement waits for
@@ -162,7 +166,8 @@ func (r *record) Kept(cause error) {
 	if r.adopted == nil && r.block != nil {
 		device = r.bytes
 	}
-	r.rt.kept.add(r.owned(), device, cause)
+	r.rt.mem.Keep(device)
+	r.rt.kept.add(r.owned(), cause)
 	r.lane.Unreserve(&r.ended)
 	r.rt.unpin()
 }
@@ -173,7 +178,6 @@ type kept struct {
 	mu    sync.Mutex
 	n     int
 	bytes int64
-	pool  int64 // of these, of the context's device memory
 	cause error
 }
 
@@ -187,19 +191,11 @@ func keptOf(core *wire.Context) *kept {
 	}).(*kept)
 }
 
-// device returns how much of the context's device memory never comes back.
-func (k *kept) device() int64 {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.pool
-}
-
-func (k *kept) add(bytes, device int64, cause error) {
+func (k *kept) add(bytes int64, cause error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.n++
 	k.bytes += bytes
-	k.pool += device
 	if k.cause == nil {
 		k.cause = cause
 	}
@@ -272,7 +268,6 @@ func (r *record) owned() int64 {
 // stages, when the handle's cell says that the caller must see to it.
 func (r *record) closeValue() {
 	r.over("")
-	r.rt.core.Room.Signal() // who waits with it gets none
 	c := r.value()
 	if r.leaked(stageValue, valueTable.Leak.at[c]) {
 		return
@@ -317,7 +312,6 @@ func (r *record) closeTransfer() {
 
 func (r *record) close(stage uint32, m *stream.Mark, closes, leaks *rule) {
 	m.LetGo()
-	r.rt.core.Room.Signal() // who waits with it gets none
 	c, err := work(m)
 	switch {
 	case r.leaked(stage, leaks.at[c]):
@@ -378,7 +372,9 @@ func (r *record) leak(stage uint32, rule *rule, cell *own.Cell, end func()) {
 	}
 	r.leaks.Or(stage)
 	r.over("leaked")
-	if release, _ := rule.enter(cell); release {
+	release, _ := rule.enter(cell)
+	r.gone.Signal()
+	if release {
 		end()
 	}
 }

@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 
 	"github.com/purecuda/purecuda/driver"
 	"github.com/purecuda/purecuda/internal/own"
+	"github.com/purecuda/purecuda/internal/room"
 	"github.com/purecuda/purecuda/kernel"
 	"github.com/purecuda/purecuda/pinned"
 	"github.com/purecuda/purecuda/stream"
@@ -23,26 +23,28 @@ import (
 // room came has it.
 func (s *Session) AllocContext(ctx context.Context, d DType, shape ...int) (v *Value, err error) {
 	ext, _ := extentOf(d, shape)
-	err = s.room(ctx, ext.bytes, func() error { v, err = s.Alloc(d, shape...); return err })
+	err = s.room(ctx, ext.bytes, nil, func() error { v, err = s.Alloc(d, shape...); return err })
 	return v, err
 }
 
 // UploadContext is [Session.Upload], but waits while the retirement slots or
 // bytes are used up or too much is in flight. The wait ends as AllocContext's
-// does: v and buf stay the caller's then.
+// does, and with a close or a move of v: v and buf stay the caller's then.
 func (s *Session) UploadContext(ctx context.Context, v *Value, buf *pinned.Buffer) (t *Transfer, err error) {
-	err = s.room(ctx, 0, func() error { t, err = s.Upload(v, buf); return err })
+	err = s.room(ctx, 0, v, func() error { t, err = s.Upload(v, buf); return err })
 	return t, err
 }
 
 // LaunchContext is [Session.Launch], but waits while too much is in flight. The
-// wait ends as AllocContext's does: nothing was enqueued then.
+// end of ctx ends the wait, with a [*RejectedError] that matches ctx.Err() and
+// the last refusal. So does a close of the session, and the loss of the context:
+// nothing was enqueued then.
 func (s *Session) LaunchContext(ctx context.Context, f *kernel.Function, c kernel.Config, args ...kernel.Arg) error {
-	return s.room(ctx, 0, func() error { return s.Launch(f, c, args...) })
+	return s.room(ctx, 0, nil, func() error { return s.Launch(f, c, args...) })
 }
 
-// room pins the runtime and waits with it.
-func (s *Session) room(ctx context.Context, bytes int64, try func() error) error {
+// room pins the runtime and waits with it, the session and a value, if any.
+func (s *Session) room(ctx context.Context, bytes int64, v *Value, try func() error) error {
 	st, err := s.begin()
 	if err != nil {
 		return try() // which has the words
@@ -50,7 +52,11 @@ func (s *Session) room(ctx context.Context, bytes int64, try func() error) error
 	st.rt.retain()
 	s.end()
 	defer st.rt.unpin()
-	return st.rt.room(ctx, bytes, try)
+	var r *record
+	if v != nil {
+		r = v.r
+	}
+	return st.rt.room(ctx, bytes, st, r, try)
 }
 
 // DownloadIntoContext is [Publication.DownloadInto], but waits while the
@@ -58,7 +64,7 @@ func (s *Session) room(ctx context.Context, bytes int64, try func() error) error
 //
 // The end of ctx ends the wait, with a [*RejectedError] that matches ctx.Err()
 // and the last refusal: publication and buffer stay the caller's. So does a close
-// of the publication, and the loss of the context.
+// or a move of the publication, and the loss of the context.
 func (p *Publication) DownloadIntoContext(ctx context.Context, buf *pinned.Buffer) (*Transfer, error) {
 	return p.DownloadRangeContext(ctx, buf, 0, p.Bytes())
 }
@@ -67,55 +73,119 @@ func (p *Publication) DownloadIntoContext(ctx context.Context, buf *pinned.Buffe
 // DownloadIntoContext does.
 func (p *Publication) DownloadRangeContext(ctx context.Context, buf *pinned.Buffer, offset, n int64) (t *Transfer, err error) {
 	try := func() error { t, err = p.DownloadRange(buf, offset, n); return err }
-	if p == nil || p.r == nil || p.r.pub.Borrow() != nil {
-		err = try() // which has the words
+	if p == nil || p.r == nil {
+		err = try()
 		return t, err
 	}
-	rt := p.r.rt
-	rt.retain()
+	r := p.r
+	for {
+		idle, stop := r.idle.Await()
+		held := r.pub.Borrow()
+		if held == nil {
+			stop()
+			break
+		}
+		if held != own.ErrBusy || ctx.Err() != nil {
+			stop()
+			err = try() // which has the words
+			return t, inTime(ctx, err)
+		}
+		select { // another call moves it, or is refused
+		case <-idle:
+		case <-ctx.Done():
+		}
+		stop()
+	}
+	r.rt.retain()
 	p.end()
-	defer rt.unpin()
-	err = rt.room(ctx, 0, try)
+	defer r.rt.unpin()
+	err = r.rt.room(ctx, 0, nil, r, try)
 	return t, err
 }
 
 // room repeats a try while it is rejected for want of room, until ctx ends. bytes
-// are those of device memory that it takes.
-func (rt *Runtime) room(ctx context.Context, bytes int64, try func() error) error {
-	for first := true; ; first = false {
-		var freed <-chan struct{}
-		stop := func() {}
-		if !first { // from here on what comes free is told
-			freed, stop = stream.AwaitRoom(rt.core)
+// are those of device memory that it takes. The ends of the session and of the
+// record, if it is made with any, and of the runtime wake it.
+func (rt *Runtime) room(ctx context.Context, bytes int64, st *session, r *record, try func() error) error {
+	err := try()
+	on, again := rt.lacks(err)
+	for again {
+		// In this order: what comes free behind the try is told.
+		var freed, session, record <-chan struct{}
+		var stops []func()
+		await := func(ch <-chan struct{}, stop func()) <-chan struct{} {
+			stops = append(stops, stop)
+			return ch
 		}
-		// Asked before the try: what comes back between the two it finds.
-		lent := bytes > 0 && (first || rt.mem.Lent(bytes, rt.kept.device()))
-		err := try()
-		rejected, ok := err.(*RejectedError)
-		busy := errors.Is(err, own.ErrBusy) // another call has a look at a handle
-		if !ok || !busy && !wantsRoom(err) && !(lent && errors.Is(err, driver.ErrOutOfMemory)) {
-			stop()
-			return err
+		switch {
+		case on == &rt.core.Credits:
+			freed = await(stream.AwaitCredits(rt.core))
+		case on != nil:
+			freed = await(on.Await())
+		case r != nil: // a handle is busy
+			freed = await(r.idle.Await())
 		}
-		if busy {
-			runtime.Gosched()
-		} else if !first {
+		runtime := await(rt.ended.Await())
+		if st != nil {
+			session = await(st.ended.Await())
+		}
+		if r != nil {
+			record = await(r.gone.Await())
+		}
+		lent := on == &rt.core.Memory && rt.mem.Lent(bytes)
+		was := on
+		err = try()
+		on, again = rt.lacks(err)
+		if on == &rt.core.Memory {
+			// In vain only if nobody had any, neither before the try nor behind it.
+			again = bytes > 0 && (lent || rt.mem.Lent(bytes))
+		}
+		if again && on == was {
 			select {
 			case <-freed:
+			case <-runtime:
+			case <-session:
+			case <-record:
+			case <-rt.ctx.Lost():
 			case <-ctx.Done():
 			}
 		}
-		stop()
-		if err := ctx.Err(); err != nil {
-			rejected.Reason = fmt.Errorf("%w: %w", err, rejected.Reason)
-			return rejected
+		for _, stop := range stops {
+			stop()
+		}
+		if again && ctx.Err() != nil {
+			return inTime(ctx, err)
 		}
 	}
+	return err
 }
 
-// wantsRoom tells whether a try was refused for want of a slot, bytes or
-// credits, which come back.
-func wantsRoom(err error) bool {
-	return !errors.Is(err, ErrTooLarge) &&
-		(errors.Is(err, ErrStreamFull) || errors.Is(err, ErrContextFull) || errors.Is(err, ErrQueueFull))
+// inTime adds to a refusal that ctx has ended, if so.
+func inTime(ctx context.Context, err error) error {
+	if rejected, ok := err.(*RejectedError); ok && ctx.Err() != nil {
+		rejected.Reason = fmt.Errorf("%w: %w", ctx.Err(), rejected.Reason)
+	}
+	return err
+}
+
+// lacks tells what a try was refused for, if it may be tried again: a slot or
+// bytes, credits, memory, or the end of another call with a handle, which has no
+// room of its own.
+func (rt *Runtime) lacks(err error) (what *room.Room, again bool) {
+	if _, ok := err.(*RejectedError); !ok {
+		return nil, false
+	}
+	switch {
+	case errors.Is(err, ErrTooLarge):
+		return nil, false
+	case errors.Is(err, own.ErrBusy):
+		return nil, true
+	case errors.Is(err, ErrStreamFull), errors.Is(err, ErrContextFull):
+		return &rt.core.Credits, true
+	case errors.Is(err, ErrQueueFull):
+		return &rt.slots, true
+	case errors.Is(err, driver.ErrOutOfMemory):
+		return &rt.core.Memory, true
+	}
+	return nil, false
 }

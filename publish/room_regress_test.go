@@ -11,7 +11,6 @@ import (
 	"github.com/purecuda/purecuda/cudasim"
 	"github.com/purecuda/purecuda/driver"
 	"github.com/purecuda/purecuda/internal/cuapi"
-	"github.com/purecuda/purecuda/internal/wire"
 	"github.com/purecuda/purecuda/kernel"
 	"github.com/purecuda/purecuda/publish"
 )
@@ -93,7 +92,7 @@ func TestRoomParks(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
 		go func() { done <- f(ctx) }()
-		for wire.ContextOf(r.ctx).Room.Waiting() == 0 {
+		for publish.Waiting(r.rt) == 0 {
 			runtime.Gosched()
 		}
 		tries.Store(0)
@@ -267,7 +266,7 @@ func TestRoomForWhatEnds(t *testing.T) {
 		}
 		done := make(chan error, 1)
 		go func() { done <- wait() }()
-		for wire.ContextOf(r.ctx).Room.Waiting() == 0 {
+		for publish.Waiting(r.rt) == 0 {
 			runtime.Gosched()
 		}
 		must(t, end(r, s, p))

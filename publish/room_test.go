@@ -18,13 +18,12 @@ import (
 // waiting runs f, which must wait for room until free makes some.
 func (r *rig) waiting(what string, f func(context.Context) error, free func()) {
 	r.t.Helper()
-	flow := &wire.ContextOf(r.ctx).Room
-	before := flow.Waiting()
+	before := publish.Waiting(r.rt)
 	// First with an end: the wait ends, and nothing else does.
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- f(ctx) }()
-	for flow.Waiting() == before && len(done) == 0 {
+	for publish.Waiting(r.rt) == before && len(done) == 0 {
 		runtime.Gosched()
 	}
 	cancel()
@@ -34,7 +33,7 @@ func (r *rig) waiting(what string, f func(context.Context) error, free func()) {
 		r.t.Fatalf("%s: a cancelled wait: %v", what, err)
 	}
 	go func() { done <- f(r.within()) }()
-	for flow.Waiting() == before && len(done) == 0 {
+	for publish.Waiting(r.rt) == before && len(done) == 0 {
 		runtime.Gosched()
 	}
 	free()
@@ -218,12 +217,11 @@ func TestRoomThatIsLost(t *testing.T) {
 		r.hold(s)
 		for r.launch(s, v) == nil {
 		}
-		flow := &wire.ContextOf(r.ctx).Room
 		done := make(chan error)
 		go func() {
 			done <- s.LaunchContext(context.Background(), r.inc, kernel.Grid(64), publish.In(v), publish.Out(v), kernel.U32(64))
 		}()
-		for flow.Waiting() == 0 {
+		for publish.Waiting(r.rt) == 0 {
 			runtime.Gosched()
 		}
 		c.end(r, s)

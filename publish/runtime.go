@@ -63,6 +63,7 @@ import (
 	"github.com/purecuda/purecuda/event"
 	"github.com/purecuda/purecuda/internal/outside"
 	"github.com/purecuda/purecuda/internal/own"
+	"github.com/purecuda/purecuda/internal/room"
 	"github.com/purecuda/purecuda/internal/watch"
 	"github.com/purecuda/purecuda/internal/wire"
 	"github.com/purecuda/purecuda/memory"
@@ -117,6 +118,8 @@ type Runtime struct {
 	pinned  *pinned.Pool
 	queue   *retirequeue.Queue
 	hungry  atomic.Bool // the queue refused somebody
+	slots   room.Room   // of those that wait for the queue
+	ended   room.Room   // tells that it was closed
 	watcher *watch.Watcher
 
 	origins *origins // with Config.Stacks
@@ -317,7 +320,7 @@ func (rt *Runtime) reserve(take func() error) error {
 // news: else a try that gives its own slot back would wake itself.
 func (rt *Runtime) freed() {
 	if rt.hungry.Swap(false) {
-		rt.core.Room.Signal()
+		rt.slots.Signal()
 	}
 }
 
@@ -395,7 +398,7 @@ func (rt *Runtime) Close() error {
 	rt.closed = true
 	rt.mu.Unlock()
 	if act == ends {
-		rt.core.Room.Signal() // who waits for room gets none
+		rt.ended.Signal() // who waits for room gets none
 		rt.unpin()
 	}
 	return nil

@@ -9,6 +9,7 @@ import (
 
 	"github.com/purecuda/purecuda/driver"
 	"github.com/purecuda/purecuda/internal/own"
+	"github.com/purecuda/purecuda/internal/room"
 	"github.com/purecuda/purecuda/internal/wire"
 	"github.com/purecuda/purecuda/kernel"
 	"github.com/purecuda/purecuda/pinned"
@@ -25,7 +26,8 @@ type session struct {
 	lane *stream.Lane
 	cell own.Cell
 
-	origin *origin // with Config.Stacks
+	origin *origin   // with Config.Stacks
+	ended  room.Room // tells that it was closed
 
 	values, launches, uploads, publications atomic.Int64
 }
@@ -110,7 +112,9 @@ func (s *Session) end() {
 }
 
 func (st *session) close() {
-	if release, _ := sessionTable.Close.enter(&st.cell); release {
+	release, _ := sessionTable.Close.enter(&st.cell)
+	st.ended.Signal() // who waits for room in it gets none
+	if release {
 		st.release()
 	}
 }
@@ -127,7 +131,6 @@ func (st *session) abandon() {
 
 func (st *session) release() {
 	st.rt.origins.end(st.origin, "") // unless it has another fate
-	st.rt.core.Room.Signal()         // who waits for room in it gets none
 	st.lane.Unhold()
 	st.lane.Drop()
 	st.rt.mu.Lock()
@@ -188,11 +191,15 @@ func (s *Session) Synchronize(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer s.end()
+	st.rt.retain() // the wait does not hold the session up, but its stream
+	st.lane.Retain()
+	s.end()
+	defer st.rt.unpin()
+	defer st.lane.Drop()
 	if rejected, unproven := outcome(st.lane.Synchronize(ctx)); unproven != nil {
 		return &UnprovenError{"synchronize", unproven}
 	} else if rejected != nil {
-		return rejected
+		return st.rt.because(rejected)
 	}
 	st.rt.Drain()
 	return nil
@@ -235,7 +242,7 @@ func (s *Session) Alloc(d DType, shape ...int) (*Value, error) {
 	}
 	if err != nil {
 		r.cancel()
-		return nil, &RejectedError{Op: "alloc", Reason: fmt.Errorf("%v %v: %w", d, shape, err)}
+		return nil, &RejectedError{Op: "alloc", Reason: fmt.Errorf("%v %v: %w", d, shape, st.rt.because(err))}
 	}
 	r.use(st.lane.Issued())
 	r.born("value")
@@ -280,7 +287,9 @@ func (st *session) giveBack(r *record, cause error) {
 		r.taint.CompareAndSwap(nil, &cause)
 	}
 	r.use(st.lane.Issued())
-	if r.val.Return() {
+	release := r.val.Return()
+	r.idle.Signal()
+	if release {
 		r.closeValue()
 	}
 }
@@ -335,7 +344,7 @@ func (s *Session) Upload(v *Value, buf *pinned.Buffer) (*Transfer, error) {
 	if rejected != nil {
 		r.cancel()
 		giveBack(cell, block)
-		return reject(rejected)
+		return reject(st.rt.because(rejected))
 	}
 	cell.Give()
 	r.buf, r.n = block, buf.Len()
@@ -387,7 +396,7 @@ func (s *Session) Launch(f *kernel.Function, c kernel.Config, args ...kernel.Arg
 	}
 	rejected, unproven := outcome(wire.Launch(f, st.lane, c, args, addresses))
 	if rejected != nil {
-		return reject(rejected)
+		return reject(st.rt.because(rejected))
 	}
 	if unproven != nil {
 		taint = unproven
@@ -431,10 +440,12 @@ func (s *Session) publish(v *Value, asserted bool) (*Publication, error) {
 	}
 	defer runtime.KeepAlive(v)
 	refuse := func(reason error) (*Publication, error) {
-		if r.val.Restore() {
+		release := r.val.Restore()
+		r.idle.Signal()
+		if release {
 			r.closeValue()
 		}
-		return reject(reason)
+		return reject(st.rt.because(reason))
 	}
 	// Asked once the value is ours: a launch that used it has told by now.
 	if sessionTable.Publish.at[st.condition()] == refuses || valueTable.Publish.at[r.value()] == refuses {
@@ -452,6 +463,8 @@ func (s *Session) publish(v *Value, asserted bool) (*Publication, error) {
 		return refuse(rejected)
 	}
 	r.val.Give()
+	r.gone.Signal()
+	r.idle.Signal()
 	if unproven != nil {
 		r.keep(unproven)
 		return nil, &UnprovenError{"publish", unproven}

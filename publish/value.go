@@ -53,7 +53,9 @@ func (v *Value) Close() error {
 	if v == nil || v.r == nil {
 		return nil
 	}
-	if release, _ := valueTable.Close.enter(&v.r.val); release {
+	release, _ := valueTable.Close.enter(&v.r.val)
+	v.r.gone.Signal()
+	if release {
 		v.r.closeValue()
 	}
 	runtime.KeepAlive(v)

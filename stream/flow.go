@@ -51,10 +51,10 @@ func flowOf(core *wire.Context) *flow {
 	return core.Shared(flowKey{}, func() any { return &flow{core: core} }).(*flow)
 }
 
-// AwaitRoom begins a wait for room in the context, as core.Room.Await does. The
-// watcher looks at all lanes meanwhile.
-func AwaitRoom(core *wire.Context) (freed <-chan struct{}, stop func()) {
-	freed, stop = core.Room.Await()
+// AwaitCredits begins a wait for credits, as core.Credits.Await does. The watcher
+// looks at all lanes meanwhile.
+func AwaitCredits(core *wire.Context) (freed <-chan struct{}, stop func()) {
+	freed, stop = core.Credits.Await()
 	WatcherOf(core).Add(flowOf(core))
 	return freed, stop
 }
@@ -101,7 +101,7 @@ func (l *Lane) give(n int64) {
 		l.credits.Add(-n)
 		l.flow.used.Add(-n)
 		if l.flow.hungry.Load() && l.flow.hungry.Swap(false) {
-			l.core.Room.Signal()
+			l.core.Credits.Signal()
 		}
 	}
 }
@@ -118,7 +118,7 @@ func (f *flow) Poll() (progress, more bool) {
 			l.sweep(false)
 		}
 	}
-	return f.used.Load() < before, f.core.Room.Waiting() > 0
+	return f.used.Load() < before, f.core.Credits.Waiting() > 0
 }
 
 // sweep looks at the lane's marks and asks for the stream where operations are
@@ -127,18 +127,20 @@ func (f *flow) Poll() (progress, more bool) {
 // alone, who found that it does not capture, or where it has no user.
 func (l *Lane) sweep(mine bool) {
 	l.Poll()
-	if !mine && l.users.Load() == 0 && !l.adopted && l.foreign.Load() {
-		mine = l.capturing() == nil
-	}
 	issued := l.issued.Load() // these were enqueued before the query
 	l.mu.Lock()
-	if l.dead || l.head != nil || l.retired >= issued || l.foreign.Load() && !mine || l.core.Lost() != nil {
+	foreign := l.foreign.Load() && !mine
+	idle := l.users.Load() == 0 && !l.adopted
+	if l.dead || l.head != nil || l.retired >= issued || foreign && !idle || l.core.Lost() != nil {
 		l.mu.Unlock()
 		return
 	}
-	l.asking++
+	l.asking++ // from here on a shutdown waits, and so does Expose
 	l.mu.Unlock()
-	r := l.query()
+	r := cuapi.Result(cuapi.NotReady)
+	if !foreign || l.capturing() == nil {
+		r = l.query()
+	}
 	if r != cuapi.Success && r != cuapi.NotReady {
 		l.core.Fail(cuapi.IDStreamQuery, r, "") // latched, if the context is lost
 	}

@@ -46,7 +46,7 @@ func TestALookForRoomBesideShutdown(t *testing.T) {
 		return next()
 	})
 	r.hook.Store(&h)
-	_, stop := stream.AwaitRoom(r.core)
+	_, stop := stream.AwaitCredits(r.core)
 	<-asked
 	stop()
 	for _, l := range lanes {
@@ -221,7 +221,7 @@ func TestCreditsHammer(t *testing.T) {
 					stream.LookForRoom(r.core)
 				case 6:
 					lanes[0].Expose()
-					_, stop := stream.AwaitRoom(r.core)
+					_, stop := stream.AwaitCredits(r.core)
 					stop()
 				}
 				if n := l.InFlight(); n < 0 || n > stream.Bound {

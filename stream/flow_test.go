@@ -160,7 +160,7 @@ func TestAwaitRoom(t *testing.T) {
 	for range 50 {
 		wg.Go(func() {
 			for {
-				freed, stop := stream.AwaitRoom(r.core)
+				freed, stop := stream.AwaitCredits(r.core)
 				err := r.fill(held)
 				if err == nil {
 					stop()

@@ -205,7 +205,7 @@ func (p *idle) destroy() error {
 // quiesce returns once no mark is pending and no look is under way, and none
 // will be. All work is done, so that neither takes long.
 func (l *Lane) quiesce() {
-	l.flow.drop(l)
+	defer l.flow.drop(l)
 	for {
 		l.Poll()
 		l.mu.Lock()

@@ -1,6 +1,7 @@
-// Package room wakes those who wait for room: for credits, slots, bytes or
-// memory that others have. Whatever may have made some signals it; who waits
-// tries again, and may find that another was faster.
+// Package room wakes those who wait for one thing: for credits, slots, bytes or
+// memory that others have, or for the end of another call with a handle. Whatever
+// may have brought it signals; who waits tries again, and may find that another
+// was faster.
 package room
 
 import (

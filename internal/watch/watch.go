@@ -133,7 +133,9 @@ func (w *Watcher) round() (progress, more bool) {
 // Running tells whether the watcher has something to look for.
 func (w *Watcher) Running() bool { return w.running.Load() || w.nudged.Load() || !w.empty() }
 
-// Look makes one look at each source, on the caller's goroutine.
+// Look makes one look at each source, on the caller's goroutine. What it finds
+// more to look for is watched on, though a look of the watcher's beside it may
+// have found nothing.
 func (w *Watcher) Look() {
 	w.mu.Lock()
 	list := make([]Source, 0, len(w.sources))
@@ -142,7 +144,14 @@ func (w *Watcher) Look() {
 	}
 	w.mu.Unlock()
 	for _, s := range list {
-		s.Poll()
+		if _, more := s.Poll(); more {
+			w.mu.Lock()
+			_, watched := w.sources[s]
+			w.mu.Unlock()
+			if !watched {
+				w.Add(s)
+			}
+		}
 	}
 }
 

@@ -64,8 +64,9 @@ type Context struct {
 	Retain  func() error
 	Release func()
 
-	// Room wakes who waits for what others of the context have.
-	Room room.Room
+	// Credits and Memory wake who waits for operations in flight to end, and for
+	// device memory to come back.
+	Credits, Memory room.Room
 
 	lost atomic.Pointer[error]
 
@@ -107,9 +108,7 @@ func (c *Context) Lost() error {
 
 // Lose latches the loss of the context. It tells whether it was the first.
 func (c *Context) Lose(cause error) bool {
-	first := c.lost.CompareAndSwap(nil, &cause)
-	c.Room.Signal() // there will never be any
-	return first
+	return c.lost.CompareAndSwap(nil, &cause)
 }
 
 // Shared returns what is kept under key for all users of the context, made by
