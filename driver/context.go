@@ -201,7 +201,10 @@ func (c *Context) Shutdown(ctx context.Context) error {
 	}
 	c.mu.Lock()
 	switch {
-	case contextTable.Shutdown[c.state] != proceeds:
+	case contextTable.Shutdown[c.state] == answers:
+		c.mu.Unlock()
+		return c.goneErr
+	case contextTable.Shutdown[c.state] == waits:
 		c.mu.Unlock()
 		return c.wait(ctx)
 	case c.users > 1:

@@ -133,9 +133,8 @@ func (rt *Runtime) isDevice(addr cuapi.DevicePtr, n int64) error {
 	if int32(uint32(ordinal)) != int32(rt.core.Device) {
 		return fmt.Errorf("%w: %#x is memory of device %d, not %d", ErrNotDevice, uint64(addr), int32(uint32(ordinal)), rt.core.Device)
 	}
-	// Memory of a pool has no context: then there is none to compare. A null one
-	// is told, says the CUDA programming guide of cuPointerGetAttributes; of this
-	// call nobody says it, so that code 1 counts as none too.
+	// Memory of a pool has no context, a null one as measured (docs/driver-facts.md):
+	// then there is none to compare. A driver that answers 1 means none, too.
 	ctx, err := ask(cuapi.PointerContext)
 	switch {
 	case errors.Is(err, ErrNotDevice):

@@ -123,7 +123,7 @@ func permutation(i, n int) (order []int) {
 // held, the counters conserve all along, and all is released in the end. The
 // context refuses its end until the rest is closed, and then ends: where it comes
 // last, and each eighth time at least.
-func TestEveryOrderOfParentsAndChildren(t *testing.T) {
+func TestOrdersOfParentsAndChildren(t *testing.T) {
 	onEach(t, options{}, func(r *rig) {
 		const all = 5040 // take them all to be sure: that takes a minute
 		n := 280

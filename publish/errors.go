@@ -104,7 +104,7 @@ func (rt *Runtime) because(reason error) error {
 	return reason
 }
 
-// use is the error of a handle that can not be used: what it is, and why.
+// A useError is the error of a handle that can not be used: what it is, and why.
 type useError struct {
 	what string
 	err  error // own.ErrMoved, own.ErrClosed or own.ErrBusy

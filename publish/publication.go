@@ -44,7 +44,9 @@ func (p *Publication) Shape() []int {
 	return p.r.shape()
 }
 
-// Err returns nil while the caller owns the publication and it did not fail.
+// Err returns nil while the caller owns the publication and it did not fail,
+// without a driver call: else driver.ErrMoved, driver.ErrClosed, or the first
+// failure as an [*UnprovenError].
 func (p *Publication) Err() error {
 	if p == nil || p.r == nil {
 		return none("publication")

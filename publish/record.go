@@ -267,11 +267,11 @@ func (r *record) owned() int64 {
 // closeValue, closePublication and closeTransfer are the ends of the three
 // stages, when the handle's cell says that the caller must see to it.
 func (r *record) closeValue() {
-	r.over("")
 	c := r.value()
 	if r.leaked(stageValue, valueTable.Leak.at[c]) {
 		return
 	}
+	r.over("")
 	if valueTable.Close.at[c] == keeps {
 		r.keep(r.terminal())
 		return
@@ -371,7 +371,6 @@ func (r *record) leak(stage uint32, rule *rule, cell *own.Cell, end func()) {
 		return
 	}
 	r.leaks.Or(stage)
-	r.over("leaked")
 	release, _ := rule.enter(cell)
 	r.gone.Signal()
 	if release {
@@ -385,6 +384,7 @@ func (r *record) leaked(stage uint32, act act) bool {
 		return false
 	}
 	r.rt.leaked.Add(1)
+	r.over("leaked")
 	r.keep(errLeaked)
 	return true
 }

@@ -210,9 +210,11 @@ func (rt *Runtime) Err() error {
 	return rt.core.Lost()
 }
 
-// Pinned returns a pinned buffer of n bytes, from the context's pool. A miss
-// takes it from the driver, which is set-up: Reserve fills the pool ahead. At the
-// bound of pinned memory the error matches pinned.ErrLimit.
+// Pinned returns a pinned buffer of n bytes, from the context's pool, which is
+// the caller's to close or to move. A miss takes it from the driver
+// (cuMemHostAlloc), which is set-up: Reserve fills the pool ahead. At the bound of
+// pinned memory the error matches pinned.ErrLimit, on a closed runtime
+// driver.ErrClosed, and on a lost context ErrLost.
 func (rt *Runtime) Pinned(n int) (*pinned.Buffer, error) {
 	if rt.none() {
 		return nil, none("runtime")
@@ -225,7 +227,7 @@ func (rt *Runtime) Pinned(n int) (*pinned.Buffer, error) {
 }
 
 // Reserve makes the pool hold at least count idle buffers of n bytes. It is
-// set-up.
+// set-up, and fails as Pinned does.
 func (rt *Runtime) Reserve(count, n int) error {
 	if rt.none() {
 		return none("runtime")
@@ -406,8 +408,8 @@ func (rt *Runtime) Close() error {
 
 // Shutdown closes the runtime, which refuses new work from then on, and waits
 // until everything that was retired is released. The end of ctx ends the wait
-// alone, with ctx.Err(). It fails when something is still
-// open, or was retained because the device may still touch it, and says what; it
+// alone, with ctx.Err(). It fails when something is still open (driver.ErrBusy),
+// or was retained because the device may still touch it, and says what; it
 // may be called again. Pinned buffers and streams are the context's: its Shutdown
 // tells of them.
 func (rt *Runtime) Shutdown(ctx context.Context) error {

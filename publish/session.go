@@ -40,8 +40,9 @@ type SessionStats struct {
 	Publications int
 }
 
-// OpenSession captures a stream, or one of its own if st is nil. It returns at
-// once. It fails with ErrSessionHeld, before any driver call, while another
+// OpenSession captures a stream, or one of its own if st is nil
+// (cuStreamCreate, where none is idle). It returns at once. It fails with
+// driver.ErrClosed on a closed runtime, with ErrLost on a lost context, with ErrSessionHeld, before any driver call, while another
 // session holds the stream, and with ErrForeign for one of another context.
 func (rt *Runtime) OpenSession(st *stream.Stream) (*Session, error) {
 	if rt.none() {

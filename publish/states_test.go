@@ -249,7 +249,7 @@ func meet(t *testing.T, l life, c condition, en entry, r rule, k call) {
 		case k.asks && c.lose:
 			e.acts(k, "refuses", en.state)
 		case step.Err != nil:
-			e.inert(k, step.Err, en.state, l.over && c.column == 2 && en.state != own.Absent)
+			e.inert(k, step.Err, en.state, l.over && c.column == 2 && en.state == own.Moved)
 		case r.does == own.Close && !step.Release: // remembered, or nothing to close
 			e.quiet(k)
 			next = step.Next

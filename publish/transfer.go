@@ -17,7 +17,9 @@ type Transfer struct {
 	life *life
 }
 
-// Err returns nil while the caller owns the transfer and it did not fail.
+// Err returns nil while the caller owns the transfer and it did not fail, without
+// a driver call: else driver.ErrMoved, driver.ErrClosed, or the first failure as an
+// [*UnprovenError].
 func (t *Transfer) Err() error {
 	if t == nil || t.r == nil {
 		return none("transfer")
@@ -32,10 +34,10 @@ func (t *Transfer) Err() error {
 	return nil
 }
 
-// over is the error of a use after the end: the failure of a copy that did not
-// give its buffer back, if there is one.
+// over is the error of a use after the end: the failure of a Wait that did not
+// give the buffer back, if that was it.
 func (t *Transfer) over(op string, err error) error {
-	if c, failure := work(&t.r.copied); c == workFailed && !t.r.back.Load() {
+	if c, failure := work(&t.r.copied); err == own.ErrMoved && c == workFailed && !t.r.back.Load() {
 		return &UnprovenError{op, failure}
 	}
 	return unusable("transfer", err)
@@ -83,6 +85,7 @@ func (t *Transfer) Wait(ctx context.Context) (*pinned.Buffer, error) {
 	}
 	taken := r.transfer.Take()
 	for taken == own.ErrBusy { // a look of another goroutine, which never waits
+		runtime.Gosched()
 		taken = r.transfer.Take()
 	}
 	if taken != nil {
@@ -103,11 +106,7 @@ func (t *Transfer) Wait(ctx context.Context) (*pinned.Buffer, error) {
 	r.buf = nil
 	r.ticket.Shrink(int64(r.n))
 	buf := wire.NewBuffer(block, r.n).(*pinned.Buffer)
-	if cause := r.terminal(); cause != nil && r.block != nil {
-		r.keep(cause) // the copy is done; the source was tainted, or is on a lost context
-	} else {
-		r.releaseNow()
-	}
+	r.releaseNow()
 	return buf, nil
 }
 

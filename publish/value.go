@@ -46,7 +46,8 @@ func (v *Value) Err() error {
 	return unusable("value", err)
 }
 
-// Close retires the value behind its last use. It never waits. A value that
+// Close retires the value behind its last use (cuEventRecord, if no mark is behind
+// that; cuMemFreeAsync once it is done). It never waits. A value that
 // an unproven operation used is retained for good. Closing a value that was
 // moved or closed does nothing.
 func (v *Value) Close() error {

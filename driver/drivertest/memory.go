@@ -160,11 +160,9 @@ func managedFacts(r *rig) {
 	}
 }
 
-// poolFacts: memory of a pool looks like device memory, of no context. A null one
-// is told, says the CUDA programming guide of cuPointerGetAttributes; whether
-// cuPointerGetAttribute does so too, or answers 1, is open. So is what range
-// contains the memory, the allocation or the pool's own (the reference: "not
-// necessarily" the mapped one); it reaches as far as the allocation at least.
+// poolFacts: memory of a pool looks like device memory, of no context: a null one
+// as measured, and code 1 is allowed. Its range reaches as far as the allocation at
+// least: the reference leaves open whether it is that or the pool's own.
 func poolFacts(r *rig) {
 	s := r.stream()
 	pool := r.pool()

@@ -344,7 +344,7 @@ func twoSessions(r *rig) {
 }
 
 // fullContext fills 24 held streams through the library, with downloads of what
-// they published and fills, until it refuses.
+// they published, until it refuses.
 func fullContext(r *rig) {
 	d := newDesk(r, r.ctx)
 	var sessions []*publish.Session
@@ -371,7 +371,7 @@ func fullContext(r *rig) {
 		d.check(err)
 		r.ok(r.StreamWaitEvent(cuapi.Stream(raw), e, 0))
 	}
-	took := 0
+	took, full := 0, false // full: of the whole context
 	filling := r.start("filling through the library", func() cuapi.Result {
 		for i, s := range sessions {
 			for {
@@ -387,7 +387,7 @@ func fullContext(r *rig) {
 					}
 					d.check(v.Close())
 				}
-				if errors.Is(err, publish.ErrStreamFull) || errors.Is(err, publish.ErrContextFull) {
+				if full = full || errors.Is(err, publish.ErrContextFull); full || errors.Is(err, publish.ErrStreamFull) {
 					break
 				}
 				if err != nil {
@@ -401,6 +401,9 @@ func fullContext(r *rig) {
 	})
 	r.mustReturn(filling, cuapi.Success)
 	r.Logf("%d values, publications and downloads in flight in %d streams", took, len(sessions))
+	if !full || took < 400 { // an allocation and a download each
+		r.Errorf("the context is full: %v, with %d", full, took)
+	}
 	r.release()
 	for i, s := range sessions {
 		d.check(values[i].Close())

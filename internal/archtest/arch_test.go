@@ -84,6 +84,11 @@ var rules = []struct {
 	}, 4},
 	{"GPU tests have a list", gpuTestsAreListed, nil, 1},
 	{"evidence exists", conformance, nil, 1},
+	{"starred tests ran", starredTestsRan, map[string]string{
+		"docs/EVIDENCE.md":   "`TestRan`*, `TestDeep`*, `TestNot`* and `TestPlain`",
+		"docs/evidence/2.md": "    --- PASS: TestRan/gpu (0.00s)\n            --- PASS: TestDeep/x/gpu (0.1s)\n--- PASS: TestNot (0.00s)\n    --- PASS: TestNot/sim (0.00s)",
+	}, 1},
+	{"starred tests have a page", starredTestsRan, nil, 1},
 	{"named tests exist", namedTestsExist, map[string]string{
 		"a/a_test.go": "package a\nfunc TestHere() {}\nfunc FuzzHere() {}", "docs/a.md": "`TestHere`, `FuzzHere`, `TestGone`* and TestSomething", "b.md": "`TestNowhere`",
 	}, 2},

@@ -223,6 +223,31 @@ func licensed(t tree) (bad []string) {
 	return bad
 }
 
+var starredTest = regexp.MustCompile("`(Test[A-Z][A-Za-z0-9_]*)`\\*")
+
+// starredTestsRan: a test that docs/EVIDENCE.md stars passed on a GPU.
+func starredTestsRan(t tree) (bad []string) {
+	var ran strings.Builder
+	for name, f := range t {
+		if strings.HasPrefix(name, "docs/evidence/") {
+			ran.WriteString(f.text)
+		}
+	}
+	page := t["docs/EVIDENCE.md"]
+	if page == nil {
+		return []string{"docs/EVIDENCE.md is missing"}
+	}
+	seen := map[string]bool{}
+	for _, m := range starredTest.FindAllStringSubmatch(page.text, -1) {
+		passed := regexp.MustCompile(`--- PASS: ` + m[1] + `(/[^ ]*)?/gpu `)
+		if !seen[m[1]] && !passed.MatchString(ran.String()) {
+			bad = append(bad, fmt.Sprintf("docs/EVIDENCE.md: %s did not pass on a GPU, says docs/evidence", m[1]))
+		}
+		seen[m[1]] = true
+	}
+	return bad
+}
+
 var namedTest = regexp.MustCompile("`((?:Test|Fuzz)[A-Z][A-Za-z0-9_]*)`")
 
 // namedTestsExist: a test that a document names is there.
