@@ -42,8 +42,9 @@ type SessionStats struct {
 
 // OpenSession captures a stream, or one of its own if st is nil
 // (cuStreamCreate, where none is idle). It returns at once. It fails with
-// driver.ErrClosed on a closed runtime, with ErrLost on a lost context, with ErrSessionHeld, before any driver call, while another
-// session holds the stream, and with ErrForeign for one of another context.
+// driver.ErrClosed on a closed runtime, with ErrLost on a lost context, with
+// ErrSessionHeld, before any driver call, while another session holds the stream,
+// and with ErrForeign for one of another context.
 func (rt *Runtime) OpenSession(st *stream.Stream) (*Session, error) {
 	if rt.none() {
 		return nil, none("runtime")
