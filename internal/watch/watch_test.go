@@ -229,3 +229,27 @@ func TestRunsOutsideBubbles(t *testing.T) {
 	}
 	until(t, func() bool { return !w.Running() })
 }
+
+// What a Look finds more to look for is watched on, though the watcher, which
+// looked beside it, found nothing and stopped.
+func TestLookBesideTheLastLook(t *testing.T) {
+	w := new(watch.Watcher)
+	s := &source{}
+	var looking atomic.Bool
+	s.look = func() {
+		if looking.CompareAndSwap(true, false) { // the Look's own
+			until(t, func() bool { return !w.Running() })
+			s.n.Store(2) // one for this look, one more
+		}
+	}
+	s.n.Store(1)
+	run := w.Held()
+	w.Add(s)
+	looking.Store(true)
+	done := make(chan struct{})
+	go func() { w.Look(); close(done) }()
+	until(t, func() bool { return !looking.Load() })
+	run() // finds nothing more
+	<-done
+	until(t, func() bool { return s.n.Load() == 0 && !w.Running() })
+}
