@@ -12,6 +12,7 @@ import (
 	"github.com/purecuda/purecuda/cudasim"
 	"github.com/purecuda/purecuda/driver"
 	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/kernel"
 	"github.com/purecuda/purecuda/publish"
 )
 
@@ -70,6 +71,52 @@ func TestShutdownBesideALookForMemory(t *testing.T) {
 	must(t, s.Close())
 	must(t, r.rt.Close())
 	r.endBeside(g, "memory.(*Pool).quiesce", &destroyed)
+}
+
+// A shutdown waits for the question whether an idle stream captures.
+func TestShutdownBesideALookForACapture(t *testing.T) {
+	g := newGate()
+	var idle atomic.Uint64
+	var destroyed atomic.Bool
+	r := newRig(t, options{around: func(c cuapi.Call, next func() cuapi.Result) cuapi.Result {
+		switch {
+		case c.ID == cuapi.IDEventRecord && c.Args[1] == idle.Load():
+			return cuapi.InvalidValue // so that no mark is behind the launch
+		case c.Args[0] != idle.Load():
+		case c.ID == cuapi.IDStreamDestroy:
+			destroyed.Store(true)
+		case c.ID == cuapi.IDStreamIsCapturing && g.armed.Load() && watching():
+			g.pass()
+		}
+		return next()
+	}})
+	r.keep = true
+	full := r.session()
+	v, err := full.Alloc(publish.U8, 64)
+	must(t, err)
+	must(t, full.Synchronize(r.within()))
+	r.sim.Kernel("inc", func(*cudasim.Launch) {})
+	s := r.session()
+	let := r.hold(s) // which makes it foreign
+	raw, err := s.Raw()
+	must(t, err)
+	idle.Store(uint64(raw))
+	must(t, s.Launch(r.inc, kernel.Grid(1), kernel.U64(0), kernel.U64(0), kernel.U32(0)))
+	must(t, s.Close()) // no value keeps its stream
+	release := r.hold(full)
+	r.fill(full, v)
+	g.armed.Store(true)
+	w := r.wait(r.launchContext(full, v))
+	<-g.held
+	w.cancel()
+	w.refused(t, context.Canceled)
+	let()
+	release()
+	must(t, full.Synchronize(r.within()))
+	must(t, v.Close())
+	must(t, full.Close())
+	must(t, r.rt.Close())
+	r.endBeside(g, "stream.(*Lane).quiesce", &destroyed)
 }
 
 // drained runs f beside two that drain all along.
