@@ -97,6 +97,7 @@ func (r *rig) terminalPath(f *trip, code cuapi.Result, sticky bool) {
 		must(t, err)
 		r.finish(tr, want)
 	}
+	r.settle() // the watcher makes no calls from here on
 	q := r.rt.Stats().Queue
 	calls = r.trace(func() { must(t, p.Close()) })
 	if len(calls) > 0 {
