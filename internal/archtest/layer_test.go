@@ -31,7 +31,7 @@ var layers = []layer{
 	{"memory", "driver event stream internal/cuapi internal/own internal/wire"},
 	{"pinned", "driver internal/cuapi internal/own internal/wire"},
 	{"kernel", "driver stream internal/cuapi internal/own internal/wire"},
-	{"publish", "driver event stream memory pinned kernel retirequeue internal/cuapi internal/outside internal/own internal/watch internal/wire"},
+	{"publish", "driver event stream memory pinned kernel retirequeue internal/cuapi internal/outside internal/own internal/room internal/watch internal/wire"},
 	{"cudasim", "driver internal/cuapi internal/wire"},
 	{"driver/drivertest", "driver kernel pinned publish internal/child internal/cuapi internal/hold internal/wire"},
 }
