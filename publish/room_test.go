@@ -347,3 +347,41 @@ func TestDoneIsClosed(t *testing.T) {
 	}
 	must(t, s.Close())
 }
+
+// While all that may be in flight in the context stands still, a stream that has
+// nothing in flight waits, too.
+func TestRoomInAFullContext(t *testing.T) {
+	r := newRig(t, options{sim: cudasim.Config{HardwareQueues: 128}})
+	var sessions []*publish.Session
+	var values []*publish.Value
+	for range 24 {
+		s := r.session()
+		v, err := s.Alloc(publish.U8, 64)
+		must(t, err)
+		sessions, values = append(sessions, s), append(values, v)
+	}
+	last := len(sessions) - 1
+	var release func()
+	var err error
+	for i, s := range sessions[:last] {
+		free := r.hold(s)
+		if i == 0 {
+			release = free
+		}
+		for err = nil; err == nil; {
+			err = r.launch(s, values[i])
+		}
+	}
+	if err := r.launch(sessions[last], values[last]); !errors.Is(err, publish.ErrContextFull) {
+		t.Fatal(err)
+	}
+	r.waiting("a full context", func(ctx context.Context) error {
+		v := values[last]
+		return sessions[last].LaunchContext(ctx, r.inc, kernel.Grid(64), publish.In(v), publish.Out(v), kernel.U32(64))
+	}, release)
+	r.sim.ReleaseAll()
+	for i := range sessions {
+		must(t, values[i].Close())
+		must(t, sessions[i].Close())
+	}
+}
