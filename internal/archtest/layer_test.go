@@ -33,6 +33,7 @@ var layers = []layer{
 	{"kernel", "driver stream internal/cuapi internal/own internal/wire"},
 	{"publish", "driver event stream memory pinned kernel retirequeue internal/cuapi internal/outside internal/own internal/room internal/watch internal/wire"},
 	{"cudasim", "driver internal/cuapi internal/wire"},
+	{"cudasim/fault", "driver internal/cuapi internal/outside internal/wire"},
 	{"driver/drivertest", "driver kernel pinned publish internal/child internal/cuapi internal/hold internal/wire"},
 }
 
