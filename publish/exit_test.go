@@ -217,7 +217,8 @@ func fly(t *testing.T, m machine, f flight) {
 						select {} // the test's end is the process's
 					}
 					if err != nil {
-						fmt.Println("--- FAIL:", err)
+						stacks := make([]byte, 1<<20)
+						fmt.Printf("--- FAIL: %v\n%+v\n%s\n", err, r.rt.Stats(), stacks[:runtime.Stack(stacks, true)])
 						os.Exit(3)
 					}
 					if first {
