@@ -113,7 +113,8 @@ func (r *rig) workflow(data []byte) (err error) {
 		return err
 	}
 	if err := pub.AwaitFrontier(r.within()); err != nil {
-		return err
+		ready, err2 := pub.FrontierReady()
+		return fmt.Errorf("%w (ready now: %v, %v)", err, ready, err2)
 	}
 	out, err := r.rt.Pinned(len(data))
 	if err != nil {
@@ -127,7 +128,8 @@ func (r *rig) workflow(data []byte) (err error) {
 	defer tr.Close()
 	back, err := tr.Wait(r.within())
 	if err != nil {
-		return err
+		ready, err2 := tr.Ready()
+		return fmt.Errorf("%w (ready now: %v, %v)", err, ready, err2)
 	}
 	defer back.Close()
 	for i, b := range back.Bytes() {
