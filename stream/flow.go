@@ -24,8 +24,8 @@ var (
 // blocks the enqueue behind 1,021 pending copies, launches, fills and host
 // functions in one hardware queue, and which streams share a queue is not
 // known: only below that number in all of them together no enqueue blocks
-// (docs/driver-facts.md, "A full stream blocks"). The rest is for work that
-// other code enqueues.
+// (docs/driver-facts.md, "Streams share what fills them"). The rest is for work
+// that other code enqueues.
 const Bound = 960
 
 // Credits is what a stream may have in flight while no other has any. A stream
