@@ -20,6 +20,10 @@
 // flag does on hardware (the call itself is simulated too), and [Sim.Release]
 // lets it go on. Results do not depend on timing.
 //
+// With [Config].Stepped nothing runs until [Sim.Step] runs it, one operation
+// at a time: so a test decides how far the device got at each call. Calls that
+// wait block until another goroutine steps. [Sim.SetStepped] switches.
+//
 // # What blocks
 //
 // Where a real driver blocks, the simulated one does, as docs/driver-facts

@@ -19,6 +19,10 @@ type Config struct {
 	NoPools        bool   // the devices have no memory pools
 	HardwareQueues int    // queues that the streams of a device share; 0 means 8
 
+	// Stepped leaves every operation that is enqueued pending until Sim.Step
+	// runs it.
+	Stepped bool
+
 	// NoBlock is for tests that interleave everything on one goroutine: a call
 	// that would block records a violation and returns NotReady instead.
 	NoBlock bool
