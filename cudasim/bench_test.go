@@ -41,6 +41,31 @@ func BenchmarkCalls(b *testing.B) {
 	}
 }
 
+// The same cycle where a test steps.
+func BenchmarkStepped(b *testing.B) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	s := New(Config{Stepped: true})
+	t := s.Table()
+	var ctx cuapi.Context
+	var st cuapi.Stream
+	var ev cuapi.Event
+	var dev cuapi.DevicePtr
+	var host cuapi.HostPtr
+	check(b, t.Init(0), t.DevicePrimaryCtxRetain(&ctx, 0), t.CtxSetCurrent(ctx), t.StreamCreate(&st, 1),
+		t.EventCreate(&ev, 2), t.MemAlloc(&dev, 4096), t.MemHostAlloc(&host, 4096, 0))
+	b.ReportAllocs()
+	n := 0
+	for b.Loop() {
+		check(b, t.MemcpyDtoHAsync(host, dev, 64, st), t.EventRecord(ev, st))
+		for s.Step() {
+		}
+		check(b, t.EventQuery(ev))
+		n += 3
+	}
+	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "calls/s")
+}
+
 func BenchmarkPool(b *testing.B) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -54,8 +54,7 @@ func (s *Sim) copy(hs cuapi.Stream, kind queueKind, dst, src func() (place, cuap
 	if r != cuapi.Success {
 		return r
 	}
-	return s.enqueue(st, op{fills: kind, uses: uses(d.b, f.b), run: func() cuapi.Result {
-		s.clock += uint64(n) / 50 // some 50 GB/s
+	return s.enqueue(st, &op{fills: kind, span: copySpan(d, f, n), uses: uses(d.b, f.b), run: func() cuapi.Result {
 		copy(d.bytes(n), f.bytes(n))
 		return cuapi.Success
 	}})
@@ -113,7 +112,7 @@ func (s *Sim) memsetD8Async(dst cuapi.DevicePtr, v uint8, n uintptr, hs cuapi.St
 	if r != cuapi.Success {
 		return r
 	}
-	return s.enqueue(st, op{fills: work, uses: uses(d.b), run: func() cuapi.Result {
+	return s.enqueue(st, &op{fills: work, span: span{kind: costFill, bytes: uint64(n)}, uses: uses(d.b), run: func() cuapi.Result {
 		fill(d.bytes(n), v)
 		return cuapi.Success
 	}})
@@ -140,8 +139,8 @@ func (s *Sim) streamWaitValue32(hs cuapi.Stream, addr cuapi.DevicePtr, want, fla
 	}
 	fits := compare[flags&3]
 	st.blind = true
-	return s.enqueue(st, op{
-		uses: uses(d.b), holds: true,
+	return s.enqueue(st, &op{
+		uses: uses(d.b), holds: true, span: span{kind: costWait, word: d.addr, in: d.b},
 		ready: func() bool { return fits(loadFlag(d.bytes(4)), want) },
 		run:   func() cuapi.Result { s.flags--; return cuapi.Success },
 	})
@@ -152,7 +151,7 @@ func (s *Sim) streamWriteValue32(hs cuapi.Stream, addr cuapi.DevicePtr, v, flags
 	if r != cuapi.Success {
 		return r
 	}
-	return s.enqueue(st, op{shows: true, uses: uses(d.b), run: func() cuapi.Result {
+	return s.enqueue(st, &op{shows: true, uses: uses(d.b), span: span{word: d.addr, in: d.b}, run: func() cuapi.Result {
 		storeFlag(d.bytes(4), v)
 		return cuapi.Success
 	}})
@@ -194,7 +193,7 @@ func (s *Sim) launchHostFunc(hs cuapi.Stream, fn, data uintptr) cuapi.Result {
 		s.violate(NoFunction, fmt.Sprintf("host function %#x was not registered by HostFunc", fn), nil)
 		return cuapi.InvalidValue
 	}
-	return s.enqueue(st, op{fills: work, shows: true, callout: true, run: func() cuapi.Result {
+	return s.enqueue(st, &op{fills: work, shows: true, callout: true, run: func() cuapi.Result {
 		if text := s.outside(f); text != "" {
 			s.violate(Panicked, text, nil)
 		}
@@ -233,8 +232,8 @@ func (s *Sim) waitSemaphore(st *stream, addr cuapi.DevicePtr) cuapi.Result {
 		s.flags++
 	}
 	st.blind = true
-	return s.enqueue(st, op{
-		uses: uses(d.b), fills: work, holds: true,
+	return s.enqueue(st, &op{
+		uses: uses(d.b), fills: work, holds: true, span: span{kind: costWait, word: d.addr, in: d.b},
 		ready: func() bool { return loadFlag(d.bytes(4)) > 0 },
 		run: func() cuapi.Result {
 			addFlag(d.bytes(4), ^uint32(0))

@@ -18,6 +18,7 @@ type device struct {
 	streams  int             // streams made so far
 	queues   int             // hardware queues
 	filled   [numKinds][]int // operations pending in each
+	engines  [2]engine       // of copies to the device and to the host
 	pool     *pool           // the default pool, made when asked for
 }
 
@@ -29,6 +30,8 @@ type context struct {
 	peers    map[*device]bool // enabled peers
 	legacy   *stream
 	departed clock        // what its destroyed streams were given
+	ended    moment       // when the last of what ran in it ends
+	ends     [2]moment    // of what the legacy stream and the blocking ones were given
 	fault    cuapi.Result // what ended it; set when the fault happens
 	lost     cuapi.Result // the same, once a call has reported it
 	gone     bool         // destroyed

@@ -24,6 +24,15 @@
 // at a time: so a test decides how far the device got at each call. Calls that
 // wait block until another goroutine steps. [Sim.SetStepped] switches.
 //
+// Time is virtual. Each operation starts when it was enqueued, what is before it
+// in its stream and the events it waits for have ended, and a copy engine is
+// free: each device has one for copies from the host and one for copies to it.
+// It ends its cost later, which [Config].Cost tells, or [DefaultCost].
+// cuEventElapsedTime gives differences of that time, so that a download under a
+// kernel shows as one. [Sim.Now] is the host's time. It moves on when the host
+// sees something complete, so host code costs none; [Sim.Advance] lets time pass,
+// and in stepped mode runs what ends meanwhile.
+//
 // # What blocks
 //
 // Where a real driver blocks, the simulated one does, as docs/driver-facts

@@ -20,7 +20,8 @@ type event struct {
 type record struct {
 	ctx     *context
 	done    bool
-	at      uint64   // virtual time of completion
+	timed   bool
+	at      moment   // virtual time of completion, if timed
 	capture *capture // recorded in a capturing stream
 	before  clock    // with tick: what is ordered before it
 	tick    tick
@@ -74,7 +75,7 @@ func (s *Sim) eventRecord(h cuapi.Event, hs cuapi.Stream) cuapi.Result {
 	}
 	rec := &record{ctx: st.ctx, capture: st.capture, tick: tick{st: st}}
 	e.last = rec
-	return s.enqueue(st, op{rec: rec})
+	return s.enqueue(st, &op{rec: rec})
 }
 
 // eventQuery answers 0 for an event that was never recorded (docs/driver-facts:
@@ -92,6 +93,7 @@ func (s *Sim) eventQuery(h cuapi.Event) cuapi.Result {
 		return cuapi.NotReady
 	}
 	s.saw(e.last.before, e.last.tick)
+	s.sawAt(e.last.at)
 	return cuapi.Success
 }
 
@@ -114,6 +116,7 @@ func (s *Sim) eventSynchronize(h cuapi.Event) cuapi.Result {
 		return r
 	}
 	s.saw(rec.before, rec.tick)
+	s.sawAt(rec.at)
 	return cuapi.Success
 }
 
@@ -133,6 +136,7 @@ func (s *Sim) eventElapsedTime(p *float32, from, to cuapi.Event) cuapi.Result {
 	}
 	s.saw(a.last.before, a.last.tick)
 	s.saw(b.last.before, b.last.tick)
+	s.sawAt(max(a.last.at, b.last.at))
 	*p = float32(float64(b.last.at-a.last.at) / 1e6)
 	return cuapi.Success
 }
@@ -165,7 +169,7 @@ func (s *Sim) streamWaitEvent(hs cuapi.Stream, h cuapi.Event, flags uint32) cuap
 	if st.ctx.fault == cuapi.Success {
 		st.follow(rec.before, rec.tick)
 	}
-	return s.enqueue(st, op{ready: rec.ready})
+	return s.enqueue(st, &op{ready: rec.ready, span: span{kind: costWait, after: rec}})
 }
 
 // A capture collects what its streams would do into a graph. The graph keeps

@@ -32,9 +32,10 @@ type block struct {
 	reg     bool // registered
 	managed bool
 
-	born    tick  // the stream's allocation, for pool memory
-	last    clock // the newest uses
-	freeing bool  // MemFreeAsync was called
+	words   map[uint64]moment // when streams last wrote those words that others wait on
+	born    tick              // the stream's allocation, for pool memory
+	last    clock             // the newest uses
+	freeing bool              // MemFreeAsync was called
 	freed   bool
 	made    stack
 	gone    stack // where it was freed

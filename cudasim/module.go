@@ -374,7 +374,7 @@ func (s *Sim) launchKernel(h cuapi.Function, gx, gy, gz, bx, by, bz, shared uint
 		return cuapi.NotSupported
 	}
 	l := &Launch{Grid: [3]uint32{gx, gy, gz}, Block: [3]uint32{bx, by, bz}, Shared: shared, s: s, ctx: st.ctx, name: f.name}
-	o := op{fills: work, uses: []*block{f.module.code}, run: func() cuapi.Result { return s.play(run, l) }}
+	o := op{fills: work, span: span{kind: costKernel, kernel: l}, uses: []*block{f.module.code}, run: func() cuapi.Result { return s.play(run, l) }}
 	for i, p := range f.params {
 		arg := append([]byte(nil), hostBytes(*index(params, i), p.size)...)
 		l.args = append(l.args, arg)
@@ -390,7 +390,7 @@ func (s *Sim) launchKernel(h cuapi.Function, gx, gy, gz, bx, by, bz, shared uint
 			o.uses = append(o.uses, uses(b)...)
 		}
 	}
-	return s.enqueue(st, o)
+	return s.enqueue(st, &o)
 }
 
 // fits checks a launch's dimensions against the device's limits, whose

@@ -148,7 +148,7 @@ func (s *Sim) suspectCall(c *cuapi.Call) {
 func (t tick) stack() *stack {
 	for i := t.st.head; i < len(t.st.q); i++ {
 		if o := &t.st.q[i]; o.seq == t.seq {
-			return &o.stack
+			return o.stack
 		}
 	}
 	return nil

@@ -90,7 +90,7 @@ func (s *Sim) allocAsync(p *cuapi.DevicePtr, size uintptr, pl *pool, st *stream)
 	pl.reserved = max(pl.reserved, pl.used)
 	pl.resHigh = max(pl.resHigh, pl.reserved)
 	*p = cuapi.DevicePtr(b.base)
-	r := s.enqueue(st, op{})
+	r := s.enqueue(st, &op{})
 	b.born = tick{st: st, seq: st.newest}
 	return r
 }
@@ -108,7 +108,7 @@ func (s *Sim) memFreeAsync(addr cuapi.DevicePtr, hs cuapi.Stream) cuapi.Result {
 	}
 	s.suspectFree(b, st)
 	b.freeing, b.gone = true, callers()
-	return s.enqueue(st, op{run: func() cuapi.Result {
+	return s.enqueue(st, &op{run: func() cuapi.Result {
 		if !b.freed {
 			s.free(b)
 		}

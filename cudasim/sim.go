@@ -1,12 +1,15 @@
 package cudasim
 
 import (
+	"fmt"
 	"reflect"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/purecuda/purecuda/driver"
 	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/internal/wire"
 )
 
 // Config describes the simulated machine. The zero value is one device with
@@ -22,6 +25,11 @@ type Config struct {
 	// Stepped leaves every operation that is enqueued pending until Sim.Step
 	// runs it.
 	Stepped bool
+
+	// Cost tells how long an operation takes in virtual time; nil means
+	// DefaultCost. It runs under the simulator's lock: it must call neither the
+	// driver nor the simulator.
+	Cost func(Operation) time.Duration
 
 	// NoBlock is for tests that interleave everything on one goroutine: a call
 	// that would block records a violation and returns NotReady instead.
@@ -62,7 +70,8 @@ type Sim struct {
 
 	active  []*stream // streams with operations pending
 	seq     uint64    // order of all operations
-	clock   uint64    // virtual nanoseconds, for elapsed times
+	now     moment    // of the host
+	ended   moment    // when the last of what ran ends
 	faults  int       // contexts whose fault no call has reported yet
 	flags   int       // pending waits on memory values and semaphores
 	global  int       // captures in global mode
@@ -134,6 +143,24 @@ func def[T comparable](p *T, v T) {
 	if *p == zero {
 		*p = v
 	}
+}
+
+// Driver initializes the simulated driver and returns it as purecuda's, as
+// driver.Open does with a real one: the same each time.
+func (s *Sim) Driver() (*driver.Driver, error) {
+	s.opening.Lock()
+	defer s.opening.Unlock()
+	if r := s.table.Init(0); r != cuapi.Success {
+		return nil, fmt.Errorf("cudasim: cuInit: %w", driver.Result(r))
+	}
+	if s.opened == nil {
+		d, err := wire.NewDriver(s.table, "simulator")
+		if err != nil {
+			return nil, err
+		}
+		s.opened = d.(*driver.Driver)
+	}
+	return s.opened, nil
 }
 
 // Table returns the driver's entry points. Those newer than Config.Version are
@@ -251,7 +278,11 @@ func (s *Sim) admit(c *cuapi.Call) cuapi.Result {
 func (s *Sim) stall(id cuapi.ID) cuapi.Result {
 	switch cuapi.Entries[id].Block {
 	case cuapi.BlockHeld, cuapi.BlockSetup:
-		return s.wait(&s.stuck, func() bool { return len(s.active) == 0 })
+		r := s.wait(&s.stuck, func() bool { return len(s.active) == 0 })
+		if r == cuapi.Success {
+			s.sawAt(s.ended)
+		}
+		return r
 	case cuapi.BlockLock, cuapi.BlockFull:
 		return s.wait(nil, func() bool { return s.stuck == 0 && (s.full == 0 || !rules[id].behindFull) })
 	}

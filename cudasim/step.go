@@ -2,6 +2,7 @@ package cudasim
 
 import (
 	"slices"
+	"time"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
 )
@@ -19,7 +20,7 @@ func (s *Sim) Hold(h uintptr) {
 		return
 	}
 	gate := new(bool)
-	s.enqueue(st, op{gate: gate, holds: true, ready: func() bool { return *gate }})
+	s.enqueue(st, &op{gate: gate, holds: true, ready: func() bool { return *gate }})
 }
 
 // Release undoes every Hold of a stream, also of one destroyed meanwhile, and
@@ -36,9 +37,14 @@ func (s *Sim) release(match func(*stream) bool) {
 		if !match(st) {
 			continue
 		}
+		held := false
 		for i := st.head; i < len(st.q); i++ {
-			if g := st.q[i].gate; g != nil {
-				*g = true
+			o := &st.q[i]
+			if o.gate != nil {
+				*o.gate, held = true, true
+			}
+			if held {
+				o.span.asked = max(o.span.asked, s.now)
 			}
 		}
 		if s.cfg.Stepped {
@@ -51,8 +57,9 @@ func (s *Sim) release(match func(*stream) bool) {
 // Step runs one operation and tells whether there was one that could run. With
 // no stream named it may be any stream's; else one of those, which may have
 // been destroyed meanwhile. Of several streams whose first operation could run
-// it takes the operation that was enqueued first, so that a run repeats. One that
-// is held, or that waits for an event or a word, does not run before its time.
+// it takes the one that ends first in virtual time, and of those the one that
+// was enqueued first, so that a run repeats. What is held, or waits for an event
+// or a word, does not run before its time.
 //
 // A host function runs on the calling goroutine and without the simulator's
 // lock; an operation behind it waits for its end. Step is meant for
@@ -60,15 +67,7 @@ func (s *Sim) release(match func(*stream) bool) {
 func (s *Sim) Step(streams ...uintptr) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var next *stream
-	for _, st := range s.active {
-		if len(streams) > 0 && !slices.Contains(streams, uintptr(st.h)) || !s.runnable(st) {
-			continue
-		}
-		if next == nil || st.first().seq < next.first().seq {
-			next = st
-		}
-	}
+	next := s.next(streams)
 	if next == nil {
 		return false
 	}
@@ -77,11 +76,61 @@ func (s *Sim) Step(streams ...uintptr) bool {
 	return true
 }
 
+// Advance lets virtual time pass: it runs, as Step does, every operation that
+// ends until then, and returns how many those were. Without Config.Stepped
+// nothing is left to run, and the host is merely busy for that long.
+func (s *Sim) Advance(d time.Duration) (ran int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	until := s.now + moment(max(0, d))
+	for s.cfg.Stepped {
+		st := s.next(nil)
+		if st == nil || st.first().span.end > until {
+			break
+		}
+		s.step(st)
+		ran++
+	}
+	s.sawAt(until)
+	s.moved.Broadcast()
+	return ran
+}
+
+// Now returns the host's virtual time since New. It moves on when the host sees
+// that something is complete, in stepped mode with every operation that runs,
+// and by Advance.
+func (s *Sim) Now() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Duration(s.now)
+}
+
+// next returns the stream whose first operation is the next to run.
+func (s *Sim) next(streams []uintptr) (next *stream) {
+	for _, st := range s.active {
+		if len(streams) > 0 && !slices.Contains(streams, uintptr(st.h)) || !s.runnable(st) {
+			continue
+		}
+		o := st.first()
+		if !o.span.timed {
+			s.time(st, o)
+		}
+		if next == nil {
+			next = st
+		} else if n := next.first(); o.span.end < n.span.end || o.span.end == n.span.end && o.seq < n.seq {
+			next = st
+		}
+	}
+	return next
+}
+
 // passGates takes the released holds out of a stream: they are no operations of
 // the code under test, so that no step is spent on them.
 func (s *Sim) passGates(st *stream) {
+	before := st.pending()
 	kept := slices.DeleteFunc(st.q[st.head:], func(o op) bool { return o.gate != nil && *o.gate })
 	st.q = st.q[:st.head+len(kept)]
+	st.late -= before - len(kept)
 	if st.pending() == 0 {
 		st.q, st.head = st.q[:0], 0
 		s.idle(st)

@@ -248,7 +248,7 @@ func TestAStepLosesTheContext(t *testing.T) {
 	r.ok(r.EventRecord(farEvent, far))
 	r.want(cuapi.NotReady, r.EventQuery(late))
 	waits := r.start(1, func() cuapi.Result { return r.EventSynchronize(late) })
-	if !r.sim.Step() {
+	if !r.sim.Step(uintptr(st)) {
 		t.Fatal("nothing to run")
 	}
 	r.want(cuapi.IllegalAddress, <-waits)

@@ -24,6 +24,10 @@ type stream struct {
 	seen   uint64 // number of the newest operation that the host knows complete
 	blind  bool   // waited on a memory value: order unknown
 
+	end   moment // of the newest operation whose time is known
+	ended moment // of the newest operation that ran
+	late  int    // operations pending whose time is not known
+
 	q       []op
 	head    int
 	busy    bool // its first operation runs with the lock released
@@ -46,7 +50,8 @@ type op struct {
 	before  clock     // for those that show
 	rec     *record
 	gate    *bool // of Hold; other operations that hold wait on a memory value
-	stack   stack
+	span    span
+	stack   *stack // of one that is pending
 }
 
 func (st *stream) pending() int { return len(st.q) - st.head }
@@ -116,7 +121,7 @@ func (s *Sim) room(h cuapi.Stream, kind queueKind) (*stream, cuapi.Result) {
 
 // enqueue puts an operation into a stream, where it runs at once if nothing
 // holds it.
-func (s *Sim) enqueue(st *stream, o op) cuapi.Result {
+func (s *Sim) enqueue(st *stream, o *op) cuapi.Result {
 	if st.ctx.fault != cuapi.Success {
 		return cuapi.Success // dropped: the fault is not reported yet (docs/driver-facts: a kernel that stores to address 16)
 	}
@@ -137,27 +142,29 @@ func (s *Sim) enqueue(st *stream, o op) cuapi.Result {
 	if o.rec != nil {
 		o.rec.before, o.rec.tick = st.now()
 	}
+	s.plan(st, o)
 	if len(s.active) == 0 && !s.cfg.Stepped && !o.callout && (o.ready == nil || o.ready()) {
-		s.perform(st, &o)
+		s.perform(st, o)
 		return cuapi.Success
 	}
-	o.stack = callers()
+	o.stack = new(stack)
+	*o.stack = callers()
 	if q := st.queue(o.fills); q != nil {
 		*q++
 	}
 	if st.pending() == 0 {
 		s.active = append(s.active, st)
 	}
-	st.q = append(st.q, o)
+	st.q = append(st.q, *o)
 	s.drain()
 	return cuapi.Success
 }
 
 // perform runs one operation and takes the context's loss from it.
 func (s *Sim) perform(st *stream, o *op) {
-	s.clock += 1000
+	s.finish(st, o)
 	if o.rec != nil {
-		o.rec.done, o.rec.at = true, s.clock
+		o.rec.done = true
 	}
 	if o.shows {
 		s.saw(o.before, tick{st: st, seq: o.seq})
@@ -245,6 +252,7 @@ func (s *Sim) drop(ctx *context) {
 				}
 				st.pop()
 			}
+			st.late = 0
 			s.idle(st)
 		}
 	}
@@ -325,6 +333,7 @@ func (s *Sim) streamQuery(h cuapi.Stream) cuapi.Result {
 		return cuapi.NotReady
 	}
 	s.saw(st.now())
+	s.sawAt(st.ended)
 	return cuapi.Success
 }
 
@@ -345,6 +354,7 @@ func (s *Sim) streamSynchronize(h cuapi.Stream) cuapi.Result {
 		return r
 	}
 	s.saw(before, last)
+	s.sawAt(st.ended)
 	return cuapi.Success
 }
 
@@ -369,6 +379,7 @@ func (s *Sim) ctxSynchronize() cuapi.Result {
 	for _, t := range all {
 		s.saw(nil, t)
 	}
+	s.sawAt(ctx.ended)
 	return cuapi.Success
 }
 
