@@ -240,9 +240,16 @@ func (s *Sim) twoDevices(a, b cuapi.Device) cuapi.Result {
 	return r
 }
 
+// canAccess tells whether one device can access the memory of another.
+func (s *Sim) canAccess(from, to cuapi.Device) bool {
+	return from != to && (s.cfg.Peers == nil || s.cfg.Peers(int(from), int(to)))
+}
+
 // p2pAttributes: performance rank, access, native atomics, array access.
 var p2pAttributes = map[int32]int32{1: 0, 2: 1, 3: 1, 4: 1}
 
+// deviceGetP2PAttribute answers 0 throughout for a pair without access. That is
+// documented for the access itself, and unverified for the others.
 func (s *Sim) deviceGetP2PAttribute(p *int32, attrib int32, a, b cuapi.Device) cuapi.Result {
 	if r := s.twoDevices(a, b); r != cuapi.Success {
 		return r
@@ -254,15 +261,16 @@ func (s *Sim) deviceGetP2PAttribute(p *int32, attrib int32, a, b cuapi.Device) c
 	if a == b {
 		return cuapi.InvalidDevice
 	}
-	*p = v
+	if *p = v; !s.canAccess(a, b) {
+		*p = 0
+	}
 	return cuapi.Success
 }
 
 func (s *Sim) deviceCanAccessPeer(p *int32, a, b cuapi.Device) cuapi.Result {
 	r := s.twoDevices(a, b)
 	if r == cuapi.Success {
-		*p = 0
-		if a != b {
+		if *p = 0; s.canAccess(a, b) {
 			*p = 1
 		}
 	}
@@ -432,6 +440,8 @@ func (s *Sim) ctxEnablePeerAccess(h cuapi.Context, flags uint32) cuapi.Result {
 		return cuapi.InvalidValue
 	case peer.dev == ctx.dev:
 		return cuapi.InvalidDevice
+	case !s.canAccess(ctx.dev.ordinal, peer.dev.ordinal):
+		return cuapi.PeerAccessUnsupported // documented
 	case ctx.peers[peer.dev]:
 		return cuapi.PeerAccessAlreadyEnabled
 	default:

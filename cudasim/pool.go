@@ -200,6 +200,9 @@ func (s *Sim) memPoolGetAttribute(h cuapi.MemPool, attr int32, value cuapi.HostP
 	return cuapi.Success
 }
 
+// memPoolSetAccess changes nothing where it fails. A device that cannot reach the
+// pool's is an invalid value: the reference lists no other code that fits. Which
+// code hardware gives is unverified.
 func (s *Sim) memPoolSetAccess(h cuapi.MemPool, descs *cuapi.MemAccessDesc, count uintptr) cuapi.Result {
 	p, r := s.pool(h)
 	if r != cuapi.Success {
@@ -207,9 +210,14 @@ func (s *Sim) memPoolSetAccess(h cuapi.MemPool, descs *cuapi.MemAccessDesc, coun
 	}
 	for i := range int(count) {
 		d := index(descs, i)
-		if _, r := s.device(cuapi.Device(d.Location.ID)); r != cuapi.Success || d.Location.Type != cuapi.MemLocationTypeDevice {
+		dev, r := s.device(cuapi.Device(d.Location.ID))
+		if r != cuapi.Success || d.Location.Type != cuapi.MemLocationTypeDevice ||
+			d.Flags != 0 && dev != p.dev && !s.canAccess(dev.ordinal, p.dev.ordinal) {
 			return cuapi.InvalidValue
 		}
+	}
+	for i := range int(count) {
+		d := index(descs, i)
 		p.access[cuapi.Device(d.Location.ID)] = d.Flags
 	}
 	return cuapi.Success

@@ -22,6 +22,11 @@ type Config struct {
 	NoPools        bool   // the devices have no memory pools
 	HardwareQueues int    // queues that the streams of a device share; 0 means 8
 
+	// Peers tells whether a device can access the memory of another, for each
+	// ordered pair, and answers the same each time; nil: all can. Copies between
+	// devices work all the same.
+	Peers func(from, to int) bool
+
 	// Stepped leaves every operation that is enqueued pending until Sim.Step
 	// runs it.
 	Stepped bool
