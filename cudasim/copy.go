@@ -54,6 +54,13 @@ func (s *Sim) copy(hs cuapi.Stream, kind queueKind, dst, src func() (place, cuap
 	if r != cuapi.Success {
 		return r
 	}
+	if st.capture == nil && d.b != nil && f.b != nil && d.b.host != nil && f.b.host != nil {
+		// From host to host it is the caller that copies (documented), and it waits
+		// for the stream before (measured).
+		if r := s.wait(nil, func() bool { return st.pending() == 0 }); r != cuapi.Success {
+			return r
+		}
+	}
 	return s.enqueue(st, &op{fills: kind, span: copySpan(d, f, n), uses: uses(d.b, f.b), run: func() cuapi.Result {
 		copy(d.bytes(n), f.bytes(n))
 		return cuapi.Success
@@ -85,6 +92,11 @@ func (s *Sim) memcpyDtoHAsync(dst cuapi.HostPtr, src cuapi.DevicePtr, n uintptr,
 }
 
 func (s *Sim) memcpyAsync(dst, src cuapi.DevicePtr, n uintptr, hs cuapi.Stream) cuapi.Result {
+	for _, p := range [...]cuapi.DevicePtr{dst, src} {
+		if s.mem.at(uint64(p)) == nil && n > 0 {
+			s.violate(Pageable, fmt.Sprintf("%#x is no memory of the driver: a real one takes it for the host's, and follows it", uint64(p)), nil)
+		}
+	}
 	return s.copy(hs, work,
 		func() (place, cuapi.Result) { return s.devicePlace(dst, n) },
 		func() (place, cuapi.Result) { return s.devicePlace(src, n) }, n)
@@ -92,6 +104,10 @@ func (s *Sim) memcpyAsync(dst, src cuapi.DevicePtr, n uintptr, hs cuapi.Stream) 
 
 func (s *Sim) memcpyPeerAsync(dst cuapi.DevicePtr, dc cuapi.Context, src cuapi.DevicePtr, sc cuapi.Context, n uintptr, hs cuapi.Stream) cuapi.Result {
 	for _, h := range []cuapi.Context{dc, sc} {
+		if h == 0 {
+			s.violate(Misuse, "a peer copy with no context: a real driver crashed", nil) // measured
+			return cuapi.InvalidContext
+		}
 		ctx, r := s.context(h)
 		if r == cuapi.Success {
 			r = ctx.usable()
@@ -100,6 +116,10 @@ func (s *Sim) memcpyPeerAsync(dst cuapi.DevicePtr, dc cuapi.Context, src cuapi.D
 			return r
 		}
 	}
+	if st, r := s.stream(hs); r == cuapi.Success && st.capture != nil {
+		st.capture.invalid = true
+		return cuapi.StreamCaptureUnsupported
+	}
 	return s.memcpyAsync(dst, src, n, hs)
 }
 
@@ -107,6 +127,9 @@ func (s *Sim) memsetD8Async(dst cuapi.DevicePtr, v uint8, n uintptr, hs cuapi.St
 	st, r := s.room(hs, work)
 	if r != cuapi.Success || n == 0 {
 		return r
+	}
+	if st.capture != nil {
+		return s.enqueue(st, &op{}) // its range is not looked at (measured)
 	}
 	d, r := s.devicePlace(dst, n)
 	if r != cuapi.Success {
@@ -148,8 +171,11 @@ func (s *Sim) streamWaitValue32(hs cuapi.Stream, addr cuapi.DevicePtr, want, fla
 
 func (s *Sim) streamWriteValue32(hs cuapi.Stream, addr cuapi.DevicePtr, v, flags uint32) cuapi.Result {
 	st, d, r := s.flagPlace(hs, addr)
-	if r != cuapi.Success {
+	switch {
+	case r != cuapi.Success:
 		return r
+	case flags&^1 != 0: // CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER
+		return cuapi.InvalidValue
 	}
 	return s.enqueue(st, &op{shows: true, uses: uses(d.b), span: span{word: d.addr, in: d.b}, run: func() cuapi.Result {
 		storeFlag(d.bytes(4), v)
@@ -158,7 +184,7 @@ func (s *Sim) streamWriteValue32(hs cuapi.Stream, addr cuapi.DevicePtr, v, flags
 }
 
 func (s *Sim) flagPlace(hs cuapi.Stream, addr cuapi.DevicePtr) (*stream, place, cuapi.Result) {
-	st, r := s.stream(hs)
+	st, r := s.target(hs)
 	if r != cuapi.Success {
 		return nil, place{}, r
 	}
@@ -166,6 +192,9 @@ func (s *Sim) flagPlace(hs cuapi.Stream, addr cuapi.DevicePtr) (*stream, place, 
 		return nil, place{}, cuapi.InvalidValue
 	}
 	d, r := s.devicePlace(addr, 4)
+	if r == cuapi.Success && d.b.pool != nil && st.capture == nil {
+		r = cuapi.InvalidValue // measured
+	}
 	return st, d, r
 }
 

@@ -388,6 +388,9 @@ func (s *Sim) ctxSetCurrent(h cuapi.Context) cuapi.Result {
 }
 
 func (s *Sim) ctxPushCurrent(h cuapi.Context) cuapi.Result {
+	if h == 0 {
+		return cuapi.InvalidValue
+	}
 	ctx, r := s.context(h)
 	if r == cuapi.Success {
 		t := s.thread()
@@ -438,10 +441,8 @@ func (s *Sim) ctxEnablePeerAccess(h cuapi.Context, flags uint32) cuapi.Result {
 		return r
 	case flags != 0:
 		return cuapi.InvalidValue
-	case peer.dev == ctx.dev:
-		return cuapi.InvalidDevice
-	case !s.canAccess(ctx.dev.ordinal, peer.dev.ordinal):
-		return cuapi.PeerAccessUnsupported // documented
+	case peer.dev == ctx.dev || !s.canAccess(ctx.dev.ordinal, peer.dev.ordinal):
+		return cuapi.PeerAccessUnsupported // measured for a device and itself, documented for the others
 	case ctx.peers[peer.dev]:
 		return cuapi.PeerAccessAlreadyEnabled
 	default:
@@ -453,6 +454,9 @@ func (s *Sim) ctxEnablePeerAccess(h cuapi.Context, flags uint32) cuapi.Result {
 func (s *Sim) ctxDisablePeerAccess(h cuapi.Context) cuapi.Result {
 	peer, r := s.context(h)
 	if r != cuapi.Success {
+		return r
+	}
+	if r := s.beside(); r != cuapi.Success {
 		return r
 	}
 	if !s.cur.ctx.peers[peer.dev] {

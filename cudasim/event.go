@@ -21,9 +21,10 @@ type record struct {
 	ctx     *context
 	done    bool
 	timed   bool
-	at      moment   // virtual time of completion, if timed
-	capture *capture // recorded in a capturing stream
-	before  clock    // with tick: what is ordered before it
+	at      moment          // virtual time of completion, if timed
+	capture *capture        // recorded in a capturing stream
+	covers  map[*stream]int // of the capture's streams: the nodes that are before it
+	before  clock           // with tick: what is ordered before it
 	tick    tick
 }
 
@@ -41,8 +42,12 @@ func (s *Sim) event(h cuapi.Event) (*event, cuapi.Result) {
 	return e, e.ctx.usable()
 }
 
+// eventShared is CU_EVENT_INTERPROCESS: such an event may not time, nor be in a
+// capture (measured).
+const eventShared = 4
+
 func (s *Sim) eventCreate(p *cuapi.Event, flags uint32) cuapi.Result {
-	if flags&^7 != 0 {
+	if flags&^7 != 0 || flags&(eventShared|cuapi.EventDisableTiming) == eventShared {
 		return cuapi.InvalidValue
 	}
 	e := &event{h: cuapi.Event(s.newID()), ctx: s.cur.ctx, flags: flags, made: callers()}
@@ -61,17 +66,21 @@ func (s *Sim) eventDestroy(h cuapi.Event) cuapi.Result {
 }
 
 func (s *Sim) eventRecord(h cuapi.Event, hs cuapi.Stream) cuapi.Result {
-	e, r := s.event(h)
+	st, r := s.target(hs)
 	if r != cuapi.Success {
 		return r
 	}
-	st, r := s.stream(hs)
+	e, r := s.event(h)
 	if r != cuapi.Success {
 		return r
 	}
 	if e.ctx != st.ctx {
 		s.violate(WrongContext, fmt.Sprintf("event %#x of device %d is recorded in a stream of device %d", h, e.ctx.dev.ordinal, st.ctx.dev.ordinal), &e.made)
 		return cuapi.InvalidHandle
+	}
+	if st.capture != nil && e.flags&eventShared != 0 {
+		st.capture.invalid = true
+		return cuapi.StreamCaptureUnsupported
 	}
 	rec := &record{ctx: st.ctx, capture: st.capture, tick: tick{st: st}}
 	e.last = rec
@@ -85,11 +94,13 @@ func (s *Sim) eventQuery(h cuapi.Event) cuapi.Result {
 	switch {
 	case r != cuapi.Success:
 		return r
-	case e.last == nil:
-		return cuapi.Success
-	case e.last.capture != nil:
+	case e.last != nil && e.last.capture != nil:
 		return s.capturedEvent(e)
-	case !e.last.done:
+	}
+	if r := s.beside(); r != cuapi.Success || e.last == nil {
+		return r
+	}
+	if !e.last.done {
 		return cuapi.NotReady
 	}
 	s.saw(e.last.before, e.last.tick)
@@ -102,10 +113,11 @@ func (s *Sim) eventSynchronize(h cuapi.Event) cuapi.Result {
 	switch {
 	case r != cuapi.Success:
 		return r
-	case e.last == nil:
-		return cuapi.Success
-	case e.last.capture != nil:
+	case e.last != nil && e.last.capture != nil:
 		return s.capturedEvent(e)
+	}
+	if r := s.beside(); r != cuapi.Success || e.last == nil {
+		return r
 	}
 	rec := e.last
 	if r := s.wait(nil, rec.ready); r != cuapi.Success {
@@ -129,8 +141,20 @@ func (s *Sim) eventElapsedTime(p *float32, from, to cuapi.Event) cuapi.Result {
 	switch {
 	case r != cuapi.Success:
 		return r
-	case a.ctx != b.ctx, a.last == nil, b.last == nil, (a.flags|b.flags)&cuapi.EventDisableTiming != 0:
+	case a.ctx != b.ctx:
 		return cuapi.InvalidHandle
+	}
+	for _, e := range [...]*event{a, b} {
+		switch {
+		case e.last == nil:
+			return cuapi.InvalidHandle
+		case e.last.capture != nil:
+			return s.aboutCaptured(e)
+		case e.flags&cuapi.EventDisableTiming != 0:
+			return cuapi.InvalidHandle
+		}
+	}
+	switch {
 	case !a.last.done || !b.last.done:
 		return cuapi.NotReady
 	}
@@ -142,26 +166,29 @@ func (s *Sim) eventElapsedTime(p *float32, from, to cuapi.Event) cuapi.Result {
 }
 
 func (s *Sim) streamWaitEvent(hs cuapi.Stream, h cuapi.Event, flags uint32) cuapi.Result {
-	st, r := s.stream(hs)
+	st, r := s.target(hs)
+	if r == cuapi.Success && flags&^1 != 0 {
+		r = cuapi.InvalidValue
+	}
 	if r != cuapi.Success {
 		return r
 	}
 	e, r := s.event(h)
 	if r != cuapi.Success {
+		if st.capture != nil {
+			st.capture.invalid = true // measured
+		}
 		return r
 	}
 	rec := e.last
 	switch {
+	case st.capture != nil && e.flags&eventShared != 0:
+		st.capture.invalid = true
+		return cuapi.StreamCaptureUnsupported
 	case rec == nil:
 		return cuapi.Success // waiting on it does nothing (documented)
-	case rec.capture != nil && rec.capture == st.capture:
-		return cuapi.Success
-	case rec.capture != nil && st.capture == nil && !rec.capture.ended:
-		st.capture = rec.capture // the stream joins the capture (documented)
-		rec.capture.streams = append(rec.capture.streams, st)
-		return cuapi.Success
 	case rec.capture != nil:
-		return s.capturedEvent(e)
+		return s.join(st, e)
 	case st.capture != nil:
 		st.capture.invalid = true
 		return cuapi.StreamCaptureIsolation
@@ -170,135 +197,6 @@ func (s *Sim) streamWaitEvent(hs cuapi.Stream, h cuapi.Event, flags uint32) cuap
 		st.follow(rec.before, rec.tick)
 	}
 	return s.enqueue(st, &op{ready: rec.ready, span: span{kind: costWait, after: rec}})
-}
-
-// A capture collects what its streams would do into a graph. The graph keeps
-// only the number of its nodes.
-type capture struct {
-	origin  *stream
-	streams []*stream
-	mode    int32
-	thread  int
-	nodes   int
-	invalid bool
-	ended   bool
-}
-
-type graph struct {
-	h     cuapi.Graph
-	ctx   *context
-	nodes int
-	made  stack
-}
-
-// capturedEvent answers a query of an event that was recorded in a capture.
-func (s *Sim) capturedEvent(e *event) cuapi.Result {
-	s.violate(Captured, fmt.Sprintf("event %#x was recorded in a capture", e.h), &e.made)
-	e.last.capture.invalid = true
-	return cuapi.CapturedEvent
-}
-
-func (s *Sim) notCapturing(st *stream) cuapi.Result {
-	if st.capture == nil {
-		return cuapi.Success
-	}
-	s.violate(Captured, fmt.Sprintf("%v is queried or synchronized while it captures", st), nil)
-	st.capture.invalid = true
-	return cuapi.StreamCaptureUnsupported
-}
-
-// invalidateCaptures answers a call that a capture in global mode forbids to
-// threads that did not exchange their mode for the relaxed one (documented at
-// cuThreadExchangeStreamCaptureMode).
-func (s *Sim) invalidateCaptures() cuapi.Result {
-	if s.thread().mode == cuapi.CaptureModeRelaxed {
-		return cuapi.Success
-	}
-	for _, st := range s.streams {
-		if st.capture != nil && st.capture.mode == cuapi.CaptureModeGlobal {
-			st.capture.invalid = true
-		}
-	}
-	return cuapi.StreamCaptureUnsupported
-}
-
-func (s *Sim) streamIsCapturing(h cuapi.Stream, p *int32) cuapi.Result {
-	st, r := s.stream(h)
-	if r != cuapi.Success {
-		return r
-	}
-	switch {
-	case st.capture == nil:
-		*p = cuapi.CaptureStatusNone
-	case st.capture.invalid:
-		*p = cuapi.CaptureStatusInvalidated
-	default:
-		*p = cuapi.CaptureStatusActive
-	}
-	return cuapi.Success
-}
-
-func (s *Sim) streamBeginCapture(h cuapi.Stream, mode int32) cuapi.Result {
-	st, r := s.stream(h)
-	switch {
-	case r != cuapi.Success:
-		return r
-	case mode < cuapi.CaptureModeGlobal || mode > cuapi.CaptureModeRelaxed:
-		return cuapi.InvalidValue
-	case st.legacy:
-		return cuapi.StreamCaptureUnsupported
-	case st.capture != nil:
-		return cuapi.IllegalState
-	}
-	st.capture = &capture{origin: st, streams: []*stream{st}, mode: mode, thread: threadID()}
-	if mode == cuapi.CaptureModeGlobal {
-		s.global++
-	}
-	return cuapi.Success
-}
-
-func (s *Sim) endCapture(st *stream) *capture {
-	c := st.capture
-	for _, member := range c.streams {
-		member.capture = nil
-	}
-	if c.mode == cuapi.CaptureModeGlobal {
-		s.global--
-	}
-	c.ended = true
-	return c
-}
-
-func (s *Sim) streamEndCapture(h cuapi.Stream, p *cuapi.Graph) cuapi.Result {
-	st, r := s.stream(h)
-	switch {
-	case r != cuapi.Success:
-		return r
-	case st.capture == nil:
-		return cuapi.IllegalState
-	case st.capture.origin != st:
-		return cuapi.StreamCaptureUnmatched
-	case st.capture.mode != cuapi.CaptureModeRelaxed && st.capture.thread != threadID():
-		return cuapi.StreamCaptureWrongThread
-	}
-	c := s.endCapture(st)
-	if c.invalid {
-		*p = 0
-		return cuapi.StreamCaptureInvalidated
-	}
-	g := &graph{h: cuapi.Graph(s.newID()), ctx: st.ctx, nodes: c.nodes, made: callers()}
-	s.graphs[g.h] = g
-	*p = g.h
-	return cuapi.Success
-}
-
-func (s *Sim) graphDestroy(h cuapi.Graph) cuapi.Result {
-	if _, ok := find(s, s.graphs, h, "graph"); !ok {
-		return cuapi.InvalidValue
-	}
-	delete(s.graphs, h)
-	s.gone.add(uintptr(h))
-	return cuapi.Success
 }
 
 func (s *Sim) threadExchangeStreamCaptureMode(p *int32) cuapi.Result {

@@ -237,8 +237,13 @@ func (s *Sim) memAlloc(p *cuapi.DevicePtr, size uintptr) cuapi.Result {
 		return cuapi.InvalidValue // measured
 	}
 	b := s.newDeviceBlock(s.cur.ctx, size)
-	if b == nil {
-		return cuapi.OutOfMemory
+	if b == nil { // it looks for what pending work may give back (measured)
+		if r := s.wait(&s.stuck, func() bool { return len(s.active) == 0 }); r != cuapi.Success {
+			return r
+		}
+		if b = s.newDeviceBlock(s.cur.ctx, size); b == nil {
+			return cuapi.OutOfMemory
+		}
 	}
 	*p = cuapi.DevicePtr(b.base)
 	return cuapi.Success
@@ -248,19 +253,36 @@ func (s *Sim) memAlloc(p *cuapi.DevicePtr, size uintptr) cuapi.Result {
 // use as its own; what the host does with it is not simulated: its address is
 // none of the host's. flags are CU_MEM_ATTACH_GLOBAL or HOST (documented).
 func (s *Sim) memAllocManaged(p *cuapi.DevicePtr, size uintptr, flags uint32) cuapi.Result {
-	if flags != cuapi.MemAttachGlobal && flags != cuapi.MemAttachHost {
-		return cuapi.InvalidValue
+	if flags != cuapi.MemAttachGlobal && flags != cuapi.MemAttachHost || size == 0 {
+		return cuapi.InvalidValue // before it looks at the context (measured)
 	}
-	r := s.memAlloc(p, size)
+	ctx, r := s.current()
+	if r != cuapi.Success {
+		return r
+	}
+	if r := s.beside(); r != cuapi.Success {
+		return r
+	}
+	s.cur.ctx = ctx
+	r = s.memAlloc(p, size)
 	if r == cuapi.Success {
 		s.mem.at(uint64(*p)).managed = true
 	}
 	return r
 }
 
+// ofCurrent answers a call that needs no current context, but tells of the loss of
+// one that is there (measured).
+func (s *Sim) ofCurrent() cuapi.Result {
+	if ctx, _ := s.current(); ctx != nil {
+		return ctx.usable()
+	}
+	return cuapi.Success
+}
+
 func (s *Sim) memFree(addr cuapi.DevicePtr) cuapi.Result {
-	if addr == 0 {
-		return cuapi.Success
+	if r := s.ofCurrent(); r != cuapi.Success || addr == 0 {
+		return r
 	}
 	b, r := s.freeable(uint64(addr), func(b *block) bool { return b.host == nil && b.module == nil })
 	if r == cuapi.Success {
@@ -292,7 +314,7 @@ func (s *Sim) memHostAlloc(p *cuapi.HostPtr, size uintptr, flags uint32) cuapi.R
 
 func (s *Sim) memFreeHost(p cuapi.HostPtr) cuapi.Result {
 	if p == nil {
-		return cuapi.InvalidValue
+		return s.ofCurrent() // measured
 	}
 	b, r := s.freeable(hostAddress(p), func(b *block) bool { return b.host != nil && !b.reg })
 	if r == cuapi.Success {

@@ -25,6 +25,7 @@ type function struct {
 	name      string
 	params    []param
 	maxShared int32 // dynamic
+	carveout  int32
 }
 
 // maxImage bounds the search for the end of PTX text.
@@ -124,13 +125,16 @@ func (s *Sim) moduleGetFunction(p *cuapi.Function, h cuapi.Module, name *byte) c
 		return r
 	}
 	text, _ := cString(name, 4096)
+	if text == "" {
+		return cuapi.InvalidValue
+	}
 	params, ok := m.image.entries[text]
 	if !ok {
 		return cuapi.NotFound
 	}
 	f := m.funcs[text]
 	if f == nil {
-		f = &function{h: cuapi.Function(s.newID()), module: m, name: text, params: params, maxShared: 48 << 10}
+		f = &function{h: cuapi.Function(s.newID()), module: m, name: text, params: params, maxShared: 48 << 10, carveout: -1}
 		m.funcs[text] = f
 		s.funcs[f.h] = f
 	}
@@ -145,6 +149,9 @@ func (s *Sim) moduleGetGlobal(p *cuapi.DevicePtr, size *uintptr, h cuapi.Module,
 	}
 	text, _ := cString(name, 4096)
 	b, ok := m.globals[text]
+	if _, kernel := m.image.entries[text]; kernel || text == "" {
+		return cuapi.InvalidValue
+	}
 	if !ok {
 		return cuapi.NotFound
 	}
@@ -165,6 +172,10 @@ func (s *Sim) function(h cuapi.Function) (*function, cuapi.Result) {
 	return f, f.module.ctx.usable()
 }
 
+// funcCarveout is CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, a hint in
+// percent.
+const funcCarveout = 9
+
 func (s *Sim) funcGetAttribute(p *int32, attrib int32, h cuapi.Function) cuapi.Result {
 	f, r := s.function(h)
 	if r != cuapi.Success {
@@ -177,6 +188,8 @@ func (s *Sim) funcGetAttribute(p *int32, attrib int32, h cuapi.Function) cuapi.R
 		*p = 32
 	case cuapi.FuncMaxDynamicShared:
 		*p = f.maxShared
+	case funcCarveout:
+		*p = f.carveout
 	case 5, 6: // CU_FUNC_ATTRIBUTE_PTX_VERSION, CU_FUNC_ATTRIBUTE_BINARY_VERSION
 		*p = 90
 	default:
@@ -193,7 +206,11 @@ func (s *Sim) funcSetAttribute(h cuapi.Function, attrib, v int32) cuapi.Result {
 	switch {
 	case r != cuapi.Success:
 		return r
-	case attrib == 9: // CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: a hint
+	case attrib < 0 || attrib > 15:
+		s.violate(Misuse, fmt.Sprintf("attribute %d of a function is set: a real driver crashed", attrib), nil) // measured
+		return cuapi.InvalidValue
+	case attrib == funcCarveout && v >= -1 && v <= 100:
+		f.carveout = v
 		return cuapi.Success
 	case attrib != cuapi.FuncMaxDynamicShared || v < 0 || v > deviceAttributes[cuapi.DeviceMaxSharedPerBlockOptin]:
 		return cuapi.InvalidValue
@@ -251,12 +268,17 @@ func (s *Sim) occupancyMaxPotentialBlockSize(grid, block *int32, h cuapi.Functio
 		return r
 	case sizer != 0: // a C function: it cannot be called
 		return cuapi.NotSupported
+	case limit < 0:
+		return cuapi.InvalidValue
 	}
-	*block = 1024
+	*grid, *block = 0, 0
+	threads := int32(1024)
 	if limit > 0 {
-		*block = min(limit, 1024)
+		threads = min(limit, 1024)
 	}
-	*grid = 132 * blocksPerSM(*block, shared)
+	if n := blocksPerSM(threads, shared); n > 0 {
+		*grid, *block = 132*n, threads
+	}
 	return cuapi.Success
 }
 
@@ -352,11 +374,11 @@ func (s *Sim) reachable(ctx *context, b *block) bool {
 }
 
 func (s *Sim) launchKernel(h cuapi.Function, gx, gy, gz, bx, by, bz, shared uint32, hs cuapi.Stream, params, extra *cuapi.HostPtr) cuapi.Result {
-	f, r := s.function(h)
+	st, r := s.room(hs, work)
 	if r != cuapi.Success {
 		return r
 	}
-	st, r := s.room(hs, work)
+	f, r := s.function(h)
 	switch {
 	case r != cuapi.Success:
 		return r
@@ -365,7 +387,12 @@ func (s *Sim) launchKernel(h cuapi.Function, gx, gy, gz, bx, by, bz, shared uint
 	case f.module.ctx != st.ctx:
 		s.violate(WrongContext, fmt.Sprintf("kernel %s of device %d is launched in a stream of device %d", f.name, f.module.ctx.dev.ordinal, st.ctx.dev.ordinal), &f.module.made)
 		return cuapi.InvalidHandle
-	case !fits(gx, gy, gz, bx, by, bz) || int64(shared) > int64(f.maxShared) || params == nil && len(f.params) > 0:
+	case !fits(gx, gy, gz, bx, by, bz) || int64(shared) > int64(f.maxShared):
+		if st.capture != nil {
+			st.capture.invalid = true // measured
+		}
+		return cuapi.InvalidValue
+	case params == nil && len(f.params) > 0:
 		return cuapi.InvalidValue
 	}
 	run := s.kernels[f.name]

@@ -39,14 +39,11 @@ func (s *Sim) pool(h cuapi.MemPool) (*pool, cuapi.Result) {
 	if !ok {
 		return nil, cuapi.InvalidValue
 	}
-	if p.dev.primary != nil {
-		return p, p.dev.primary.usable()
-	}
-	return p, cuapi.Success
+	return p, cuapi.Success // a pool outlives its context, and its loss (measured)
 }
 
 func (s *Sim) memAllocAsync(p *cuapi.DevicePtr, size uintptr, hs cuapi.Stream) cuapi.Result {
-	st, r := s.stream(hs)
+	st, r := s.target(hs)
 	if r != cuapi.Success {
 		return r
 	}
@@ -58,7 +55,7 @@ func (s *Sim) memAllocFromPoolAsync(p *cuapi.DevicePtr, size uintptr, h cuapi.Me
 	if r != cuapi.Success {
 		return r
 	}
-	st, r := s.stream(hs)
+	st, r := s.target(hs)
 	if r != cuapi.Success {
 		return r
 	}
@@ -69,6 +66,9 @@ func (s *Sim) memAllocFromPoolAsync(p *cuapi.DevicePtr, size uintptr, h cuapi.Me
 // reaches the allocation. What is short is known at once too (measured: 1 TiB
 // fails with 2).
 func (s *Sim) allocAsync(p *cuapi.DevicePtr, size uintptr, pl *pool, st *stream) cuapi.Result {
+	if r := s.besides(st); r != cuapi.Success {
+		return r
+	}
 	if pl.dev != st.ctx.dev && pl.access[st.ctx.dev.ordinal] == 0 {
 		return cuapi.InvalidValue
 	}
@@ -95,11 +95,22 @@ func (s *Sim) allocAsync(p *cuapi.DevicePtr, size uintptr, pl *pool, st *stream)
 	return r
 }
 
+// besides is beside for an operation that captures forbid unless it is theirs.
+func (s *Sim) besides(st *stream) cuapi.Result {
+	if st.capture != nil {
+		return cuapi.Success
+	}
+	return s.beside()
+}
+
 // memFreeAsync frees when the stream reaches it, and is ordered on that
 // stream alone (documented).
 func (s *Sim) memFreeAsync(addr cuapi.DevicePtr, hs cuapi.Stream) cuapi.Result {
-	st, r := s.stream(hs)
+	st, r := s.target(hs)
 	if r != cuapi.Success {
+		return r
+	}
+	if r := s.besides(st); r != cuapi.Success {
 		return r
 	}
 	b, r := s.freeable(uint64(addr), func(b *block) bool { return b.pool != nil })
@@ -166,10 +177,15 @@ func (s *Sim) memPoolSetAttribute(h cuapi.MemPool, attr int32, value cuapi.HostP
 		p.reuse[attr-1] = peek[int32](value)
 	case cuapi.PoolReleaseThreshold:
 		p.threshold = peek[uint64](value)
-	case 6: // CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: may be reset
-		p.resHigh = p.reserved
-	case 8: // CU_MEMPOOL_ATTR_USED_MEM_HIGH
-		p.usedHigh = p.used
+	case 6, 8: // CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, USED_MEM_HIGH: may be reset
+		switch {
+		case peek[uint64](value) != 0:
+			return cuapi.InvalidValue
+		case attr == 6:
+			p.resHigh = p.reserved
+		default:
+			p.usedHigh = p.used
+		}
 	default:
 		return cuapi.InvalidValue
 	}
@@ -211,8 +227,14 @@ func (s *Sim) memPoolSetAccess(h cuapi.MemPool, descs *cuapi.MemAccessDesc, coun
 	for i := range int(count) {
 		d := index(descs, i)
 		dev, r := s.device(cuapi.Device(d.Location.ID))
-		if r != cuapi.Success || d.Location.Type != cuapi.MemLocationTypeDevice ||
-			d.Flags != 0 && dev != p.dev && !s.canAccess(dev.ordinal, p.dev.ordinal) {
+		switch own := r == cuapi.Success && dev == p.dev; {
+		case d.Location.Type != cuapi.MemLocationTypeDevice:
+			return cuapi.NotSupported
+		case d.Flags == 1: // CU_MEM_ACCESS_FLAGS_PROT_READ
+			return cuapi.NotSupported
+		case r != cuapi.Success || own && d.Flags == 0: // the pool's own device keeps its access
+			return cuapi.InvalidDevice
+		case d.Flags != 0 && d.Flags != cuapi.MemAccessReadWrite || d.Flags != 0 && !own && !s.canAccess(dev.ordinal, p.dev.ordinal):
 			return cuapi.InvalidValue
 		}
 	}
@@ -227,6 +249,9 @@ func (s *Sim) memPoolGetAccess(flags *int32, h cuapi.MemPool, loc *cuapi.MemLoca
 	p, r := s.pool(h)
 	if r != cuapi.Success {
 		return r
+	}
+	if _, r := s.device(cuapi.Device(loc.ID)); r != cuapi.Success || loc.Type != cuapi.MemLocationTypeDevice {
+		return cuapi.InvalidValue
 	}
 	if *flags = p.access[cuapi.Device(loc.ID)]; cuapi.Device(loc.ID) == p.dev.ordinal {
 		*flags = cuapi.MemAccessReadWrite

@@ -73,14 +73,14 @@ type Sim struct {
 	gone     tombstones
 	mem      memory
 
-	active  []*stream // streams with operations pending
-	seq     uint64    // order of all operations
-	now     moment    // of the host
-	ended   moment    // when the last of what ran ends
-	faults  int       // contexts whose fault no call has reported yet
-	flags   int       // pending waits on memory values and semaphores
-	global  int       // captures in global mode
-	polling bool      // the flag poller runs
+	active   []*stream  // streams with operations pending
+	seq      uint64     // order of all operations
+	now      moment     // of the host
+	ended    moment     // when the last of what ran ends
+	faults   int        // contexts whose fault no call has reported yet
+	flags    int        // pending waits on memory values and semaphores
+	captures []*capture // that have not ended
+	polling  bool       // the flag poller runs
 
 	stuck   int // callers inside a call that waits for all streams
 	full    int // callers inside an enqueue into a full stream
@@ -258,8 +258,8 @@ func (s *Sim) admit(c *cuapi.Call) cuapi.Result {
 		}
 		s.cur.ctx = ctx
 	}
-	if rule.unsafe && s.global > 0 {
-		if r := s.invalidateCaptures(); r != cuapi.Success {
+	if rule.unsafe && len(s.captures) > 0 {
+		if r := s.beside(); r != cuapi.Success {
 			return r
 		}
 	}
@@ -337,7 +337,7 @@ type rule struct {
 	pool       bool // absent without memory pools
 	behindFull bool // blocks while an enqueue is stuck in a full stream (measured for two)
 	frees      bool // ends what its first argument names
-	unsafe     bool // not allowed while a capture in global mode runs (docs/driver-facts: "Beside a capture")
+	unsafe     bool // forbidden beside some captures (docs/driver-facts: "Beside a capture")
 }
 
 var rules = func() (t [cuapi.NumEntries]rule) {
@@ -348,10 +348,11 @@ var rules = func() (t [cuapi.NumEntries]rule) {
 		t[id].early = true
 	}
 	for _, id := range []cuapi.ID{
-		cuapi.IDEventCreate, cuapi.IDStreamCreate, cuapi.IDStreamCreateWithPriority, // measured
+		cuapi.IDEventCreate,                                            // measured
 		cuapi.IDMemAlloc, cuapi.IDMemHostAlloc, cuapi.IDCtxSynchronize, // measured
-		cuapi.IDMemAllocManaged, cuapi.IDMemHostRegister, cuapi.IDMemHostGetDevicePointer, cuapi.IDMemGetInfo, // documented
+		cuapi.IDMemHostRegister, cuapi.IDMemHostGetDevicePointer, cuapi.IDMemGetInfo, // documented
 		cuapi.IDCtxEnablePeerAccess, cuapi.IDCtxDisablePeerAccess, cuapi.IDModuleLoadDataEx, // documented
+		cuapi.IDMemGetAddressRange, cuapi.IDOccupancyMaxActiveBlocksPerMultiprocessor, cuapi.IDOccupancyMaxPotentialBlockSize, // measured
 	} {
 		t[id].current = true
 	}
@@ -365,9 +366,9 @@ var rules = func() (t [cuapi.NumEntries]rule) {
 		t[id].frees = true
 	}
 	for _, id := range []cuapi.ID{
-		cuapi.IDMemAlloc, cuapi.IDMemAllocManaged, cuapi.IDMemFree, cuapi.IDMemHostAlloc, cuapi.IDMemFreeHost,
-		cuapi.IDMemAllocAsync, cuapi.IDMemAllocFromPoolAsync, cuapi.IDMemFreeAsync,
-		cuapi.IDEventQuery, cuapi.IDEventSynchronize, cuapi.IDStreamQuery, cuapi.IDStreamSynchronize,
+		cuapi.IDMemAlloc, cuapi.IDMemFree, cuapi.IDMemHostAlloc, cuapi.IDMemFreeHost,
+		cuapi.IDMemPoolCreate, cuapi.IDMemPoolDestroy, cuapi.IDMemPoolTrimTo, cuapi.IDMemPoolSetAttribute,
+		cuapi.IDMemPoolGetAttribute, cuapi.IDMemPoolSetAccess, cuapi.IDMemPoolGetAccess, cuapi.IDModuleUnload,
 	} {
 		t[id].unsafe = true
 	}

@@ -101,11 +101,44 @@ func (s *Sim) legacyStream() (*stream, cuapi.Result) {
 	return ctx.legacy, cuapi.Success
 }
 
+// target returns the stream of an operation. A capture that was spoilt takes
+// none (901), and neither does the legacy stream beside a capture in a stream
+// that it waits for (906), which spoils it.
+func (s *Sim) target(h cuapi.Stream) (*stream, cuapi.Result) {
+	st, r := s.stream(h)
+	switch {
+	case r != cuapi.Success:
+		return nil, r
+	case st.capture != nil && st.capture.invalid:
+		return nil, cuapi.StreamCaptureInvalidated
+	case st.legacy:
+		return st, s.implicit(st)
+	}
+	return st, cuapi.Success
+}
+
+// implicit answers a use of the legacy stream, which all blocking streams of its
+// context wait for, and it for them: it spoils their captures.
+func (s *Sim) implicit(legacy *stream) cuapi.Result {
+	r := cuapi.Success
+	for _, c := range s.captures {
+		if c.blocks(legacy.ctx) {
+			c.invalid, r = true, cuapi.StreamCaptureImplicit
+		}
+	}
+	return r
+}
+
+// blocks tells whether a blocking stream of the context takes part in a capture.
+func (c *capture) blocks(ctx *context) bool {
+	return slices.ContainsFunc(c.streams, func(st *stream) bool { return st.ctx == ctx && st.flags&cuapi.StreamNonBlocking == 0 })
+}
+
 // room returns the stream when its hardware queue takes one more operation of
 // that kind, and blocks until it does (docs/driver-facts: "A full stream
 // blocks").
 func (s *Sim) room(h cuapi.Stream, kind queueKind) (*stream, cuapi.Result) {
-	st, r := s.stream(h)
+	st, r := s.target(h)
 	if r != cuapi.Success {
 		return st, r
 	}
@@ -116,7 +149,7 @@ func (s *Sim) room(h cuapi.Stream, kind queueKind) (*stream, cuapi.Result) {
 	if r := s.wait(&s.full, func() bool { return *q < queueDepth }); r != cuapi.Success {
 		return nil, r
 	}
-	return s.stream(h)
+	return s.target(h)
 }
 
 // enqueue puts an operation into a stream, where it runs at once if nothing
@@ -126,7 +159,7 @@ func (s *Sim) enqueue(st *stream, o *op) cuapi.Result {
 		return cuapi.Success // dropped: the fault is not reported yet (docs/driver-facts: a kernel that stores to address 16)
 	}
 	if st.capture != nil {
-		st.capture.nodes++
+		st.capture.take(st, o)
 		return cuapi.Success
 	}
 	s.seq++
@@ -295,9 +328,13 @@ func (s *Sim) streamCreate(p *cuapi.Stream, flags uint32) cuapi.Result {
 
 func (s *Sim) streamCreateWithPriority(p *cuapi.Stream, flags uint32, priority int32) cuapi.Result {
 	if flags&^cuapi.StreamNonBlocking != 0 {
-		return cuapi.InvalidValue
+		return cuapi.InvalidValue // before it looks at the context (measured)
 	}
-	*p = s.newStream(s.cur.ctx, flags, max(-5, min(0, priority))).h
+	ctx, r := s.current()
+	if r != cuapi.Success {
+		return r
+	}
+	*p = s.newStream(ctx, flags, max(-5, min(0, priority))).h
 	return cuapi.Success
 }
 
@@ -384,15 +421,33 @@ func (s *Sim) ctxSynchronize() cuapi.Result {
 }
 
 func (s *Sim) streamGetCtx(h cuapi.Stream, p *cuapi.Context) cuapi.Result {
-	st, r := s.stream(h)
+	st, r := s.described(h, false)
 	if r == cuapi.Success {
 		*p = st.ctx.h
 	}
 	return r
 }
 
-func (s *Sim) streamGetFlags(h cuapi.Stream, p *uint32) cuapi.Result {
+// described returns a stream that tells of itself. One that captures tells its
+// context and priority alone, unless the capture is spoilt, which a question for
+// more does (measured).
+func (s *Sim) described(h cuapi.Stream, more bool) (*stream, cuapi.Result) {
 	st, r := s.stream(h)
+	switch {
+	case r == cuapi.Success && st.legacy && more:
+		r = s.implicit(st)
+	case r != cuapi.Success || st.capture == nil:
+	case more:
+		st.capture.invalid = true
+		r = cuapi.StreamCaptureUnsupported
+	case st.capture.invalid:
+		r = cuapi.StreamCaptureInvalidated
+	}
+	return st, r
+}
+
+func (s *Sim) streamGetFlags(h cuapi.Stream, p *uint32) cuapi.Result {
+	st, r := s.described(h, true)
 	if r == cuapi.Success {
 		*p = st.flags
 	}
@@ -400,7 +455,7 @@ func (s *Sim) streamGetFlags(h cuapi.Stream, p *uint32) cuapi.Result {
 }
 
 func (s *Sim) streamGetPriority(h cuapi.Stream, p *int32) cuapi.Result {
-	st, r := s.stream(h)
+	st, r := s.described(h, false)
 	if r == cuapi.Success {
 		*p = st.priority
 	}
@@ -408,7 +463,7 @@ func (s *Sim) streamGetPriority(h cuapi.Stream, p *int32) cuapi.Result {
 }
 
 func (s *Sim) streamGetID(h cuapi.Stream, p *uint64) cuapi.Result {
-	st, r := s.stream(h)
+	st, r := s.described(h, true)
 	if r == cuapi.Success {
 		*p = st.id
 	}

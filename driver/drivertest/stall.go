@@ -23,7 +23,7 @@ var stallCases = []Case{
 	{Name: "ModuleLoadBlocks", Evidence: stalls + "block until the stream moves", Child: true, run: func(r *rig) {
 		m := new(cuapi.Module)
 		blocksWhileHeld(r, "cuModuleLoadData", func() cuapi.Result {
-			_, res := r.load(m, []byte(PTX))
+			_, res := load(r.Table, m, []byte(PTX))
 			return res
 		})
 		r.onEnd(func() cuapi.Result { return r.ModuleUnload(*m) })
