@@ -154,8 +154,7 @@ func (s *Sim) eventElapsedTime(p *float32, from, to cuapi.Event) cuapi.Result {
 			return cuapi.InvalidHandle
 		}
 	}
-	switch {
-	case !a.last.done || !b.last.done:
+	if !a.last.done || !b.last.done {
 		return cuapi.NotReady
 	}
 	s.saw(a.last.before, a.last.tick)
