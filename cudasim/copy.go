@@ -2,6 +2,7 @@ package cudasim
 
 import (
 	"fmt"
+	"hash/maphash"
 	"runtime"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
@@ -54,7 +55,7 @@ func (s *Sim) copy(hs cuapi.Stream, kind queueKind, dst, src func() (place, cuap
 	if r != cuapi.Success {
 		return r
 	}
-	return s.enqueue(st, &op{fills: kind, span: copySpan(d, f, n), uses: uses(d.b, f.b), run: func() cuapi.Result {
+	return s.enqueue(st, &op{fills: kind, span: copySpan(d, f, n), uses: uses(d.b, f.b), reads: f.extent(n), writes: d.extent(n), run: func() cuapi.Result {
 		copy(d.bytes(n), f.bytes(n))
 		return cuapi.Success
 	}})
@@ -112,7 +113,7 @@ func (s *Sim) memsetD8Async(dst cuapi.DevicePtr, v uint8, n uintptr, hs cuapi.St
 	if r != cuapi.Success {
 		return r
 	}
-	return s.enqueue(st, &op{fills: work, span: span{kind: costFill, bytes: uint64(n)}, uses: uses(d.b), run: func() cuapi.Result {
+	return s.enqueue(st, &op{fills: work, span: span{kind: costFill, bytes: uint64(n)}, uses: uses(d.b), writes: d.extent(n), run: func() cuapi.Result {
 		fill(d.bytes(n), v)
 		return cuapi.Success
 	}})
@@ -166,6 +167,9 @@ func (s *Sim) flagPlace(hs cuapi.Stream, addr cuapi.DevicePtr) (*stream, place, 
 		return nil, place{}, cuapi.InvalidValue
 	}
 	d, r := s.devicePlace(addr, 4)
+	if r == cuapi.Success {
+		d.b.flagged = true
+	}
 	return st, d, r
 }
 
@@ -193,12 +197,14 @@ func (s *Sim) launchHostFunc(hs cuapi.Stream, fn, data uintptr) cuapi.Result {
 		s.violate(NoFunction, fmt.Sprintf("host function %#x was not registered by HostFunc", fn), nil)
 		return cuapi.InvalidValue
 	}
-	return s.enqueue(st, &op{fills: work, shows: true, callout: true, run: func() cuapi.Result {
-		if text := s.outside(f); text != "" {
-			s.violate(Panicked, text, nil)
+	r = s.enqueue(st, &op{fills: work, shows: true, callout: true, run: func() cuapi.Result {
+		if text, at := s.outside(f); at != nil {
+			s.violateAt(Panicked, text, at, nil)
 		}
 		return cuapi.Success
 	}})
+	st.blind = true
+	return r
 }
 
 // semMark stands behind a semaphore's word, so that one that was never made shows.
@@ -228,6 +234,7 @@ func (s *Sim) waitSemaphore(st *stream, addr cuapi.DevicePtr) cuapi.Result {
 		s.violate(Misuse, fmt.Sprintf("no semaphore in pinned memory is at %#x", uint64(addr)), nil)
 		return cuapi.InvalidValue // a real driver would not look
 	}
+	d.b.flagged = true
 	if st.capture == nil && st.ctx.fault == cuapi.Success {
 		s.flags++
 	}
@@ -244,25 +251,124 @@ func (s *Sim) waitSemaphore(st *stream, addr cuapi.DevicePtr) cuapi.Result {
 }
 
 // outside runs a host function without the lock, whatever way it ends.
-func (s *Sim) outside(f func()) (text string) {
+func (s *Sim) outside(f func()) (text string, at stack) {
 	s.mu.Unlock()
 	defer s.mu.Lock()
-	_, text = s.callback(f)
-	return text
+	_, text, at = s.callback(f)
+	return text, at
 }
 
 // callback runs a user's function with its thread marked, and returns what it
-// panicked with.
-func (s *Sim) callback(f func()) (cause any, text string) {
+// panicked with, and where.
+func (s *Sim) callback(f func()) (cause any, text string, at stack) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	s.callbacks.enter()
 	defer s.callbacks.leave()
 	defer func() {
 		if cause = recover(); cause != nil {
-			text = fmt.Sprint(cause)
+			text, at = fmt.Sprint(cause), callers()
 		}
 	}()
 	f()
-	return nil, ""
+	return nil, "", nil
+}
+
+// A watch looks for what the host does with pinned memory while a copy is
+// pending, since the memory is the copy's until then: a source that changes, and
+// a destination that is written. So that an early reader sees it, a pending
+// download fills its destination with 0xEE. Where the device or a host function
+// may have done it, or where the program may let the copy go on only after the
+// access, nothing is reported.
+type watch struct {
+	b       *block
+	at      uint64
+	n       uintptr
+	write   bool // watch for any access, else for a change
+	stirred int
+	called  int
+	sum     uint64
+}
+
+// flightByte fills what a pending download will overwrite.
+const flightByte = 0xEE
+
+// maxWatched is how many bytes are looked at from each end of a copy.
+const maxWatched = 64 << 10
+
+var watchSeed = maphash.MakeSeed()
+
+// ends returns what is looked at.
+func (w *watch) ends() [2][]byte {
+	p := w.b.at(w.at, w.n)
+	if len(p) <= 2*maxWatched {
+		return [2][]byte{p}
+	}
+	return [2][]byte{p[:maxWatched], p[len(p)-maxWatched:]}
+}
+
+func (w *watch) hash() (sum uint64) {
+	for _, p := range w.ends() {
+		sum = sum*31 + maphash.Bytes(watchSeed, p)
+	}
+	return sum
+}
+
+// startWatch begins to watch a copy that becomes pending.
+func (s *Sim) startWatch(st *stream, o *op) {
+	var from extent
+	upload, download := o.span.fromHost && !o.span.toHost, o.span.toHost
+	switch {
+	case st.blind:
+		return
+	case upload:
+		from = o.reads
+	case download:
+		from = o.writes
+	}
+	b := from.b
+	if b == nil || b.freed || b.freeing || b.flagged {
+		return
+	}
+	if download && (b.pending > 0 || s.calls > 0) { // what is pending may still read it
+		return
+	}
+	w := &o.watch
+	*w = watch{b: b, at: from.from, n: uintptr(from.to - from.from), write: download, stirred: b.stirred, called: s.called}
+	if upload {
+		w.sum = w.hash()
+		return
+	}
+	for _, p := range w.ends() {
+		fill(p, flightByte)
+	}
+}
+
+// endWatch reports what happened, as the copy is about to run.
+func (s *Sim) endWatch(o *op) {
+	w := &o.watch
+	switch {
+	case w.b == nil || w.b.stirred != w.stirred || w.called != s.called || s.calls > 0 || w.b.flagged:
+	case !w.write && w.hash() != w.sum:
+		s.violate(HostAccess, fmt.Sprintf("%v: the host wrote into the source of a pending upload of %d bytes", w.b, w.n), nil)
+	case w.write && !w.poisoned():
+		s.violate(HostAccess, fmt.Sprintf("%v: the host wrote into the destination of a pending download of %d bytes", w.b, w.n), nil)
+	}
+}
+
+func (w *watch) poisoned() bool {
+	for _, p := range w.ends() {
+		for _, c := range p {
+			if c != flightByte {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// mayWrite tells whether an operation may write a block that it uses.
+func (o *op) mayWrite(b *block) bool {
+	isCopy := o.span.kind == costLink || o.span.kind == costInside
+	return !isCopy || o.writes.b == b
 }

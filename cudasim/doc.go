@@ -54,13 +54,32 @@
 // depend on luck: it is decided by order, the order of streams, events and
 // what the host has seen complete, and so also while nothing is held. Handles
 // and device addresses are never reused; fresh memory holds 0xA5, freed memory
-// 0xDB.
+// 0xDB. [Config].Report tells a violation when it happens, and the driver's text
+// for the code that the call returned tells it too.
+//
+// A [Race] is a copy that reads bytes which another copy or a fill writes, where
+// nothing orders the two; or two copies from different places into the same
+// pinned bytes. Two writes of device memory show only when something reads it,
+// and that is a race with one of them. Kernels do not count, since which bytes
+// they touch is not known; nor does the order count as missing behind a wait for
+// a word or behind a host function, which may stand for any order.
+//
+// A [HostAccess] is what the host does with pinned memory that a pending copy
+// has: it changes the source of an upload, or writes the destination of a
+// download. It shows when the copy runs. A destination holds 0xEE until then, so
+// that an early reader sees garbage; one that something pending may still read
+// is left alone. What runs at once is never pending, so hold the stream, or use
+// stepped mode. Of copies above 128 KiB the first and last 64 KiB are looked at.
+// Nothing is reported of a block that the device, a kernel with a pointer to it,
+// or a host function may have written meanwhile, that holds words which streams
+// wait on, or of copies behind such a wait.
 //
 // # Kernels
 //
 // A module is PTX text, of which the declarations are read: entry names and
 // parameters. A kernel's work is a Go function registered under its name. A
-// fault in it, or a panic, loses the context for good, as on hardware.
+// fault in it, or a panic, loses the context for good, as on hardware;
+// [Sim.Lose] does so from outside.
 //
 // # What is not simulated
 //

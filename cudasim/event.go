@@ -25,6 +25,7 @@ type record struct {
 	capture *capture // recorded in a capturing stream
 	before  clock    // with tick: what is ordered before it
 	tick    tick
+	blind   bool // of a blind stream
 }
 
 func (r *record) ready() bool {
@@ -92,8 +93,7 @@ func (s *Sim) eventQuery(h cuapi.Event) cuapi.Result {
 	case !e.last.done:
 		return cuapi.NotReady
 	}
-	s.saw(e.last.before, e.last.tick)
-	s.sawAt(e.last.at)
+	s.sawRecord(e.last)
 	return cuapi.Success
 }
 
@@ -115,8 +115,7 @@ func (s *Sim) eventSynchronize(h cuapi.Event) cuapi.Result {
 	if r := e.ctx.usable(); r != cuapi.Success {
 		return r
 	}
-	s.saw(rec.before, rec.tick)
-	s.sawAt(rec.at)
+	s.sawRecord(rec)
 	return cuapi.Success
 }
 
@@ -134,9 +133,8 @@ func (s *Sim) eventElapsedTime(p *float32, from, to cuapi.Event) cuapi.Result {
 	case !a.last.done || !b.last.done:
 		return cuapi.NotReady
 	}
-	s.saw(a.last.before, a.last.tick)
-	s.saw(b.last.before, b.last.tick)
-	s.sawAt(max(a.last.at, b.last.at))
+	s.sawRecord(a.last)
+	s.sawRecord(b.last)
 	*p = float32(float64(b.last.at-a.last.at) / 1e6)
 	return cuapi.Success
 }
@@ -168,6 +166,7 @@ func (s *Sim) streamWaitEvent(hs cuapi.Stream, h cuapi.Event, flags uint32) cuap
 	}
 	if st.ctx.fault == cuapi.Success {
 		st.follow(rec.before, rec.tick)
+		st.blind = st.blind || rec.blind
 	}
 	return s.enqueue(st, &op{ready: rec.ready, span: span{kind: costWait, after: rec}})
 }

@@ -2,7 +2,6 @@ package cudasim
 
 import (
 	"bytes"
-	"errors"
 	"reflect"
 	"runtime"
 	"strings"
@@ -256,34 +255,12 @@ func TestModuleErrors(t *testing.T) {
 	if !strings.Contains(text, "line 2; error: syntax error near") || log[values[1]] != 0 || len(text) > 63 {
 		t.Errorf("log %q", text)
 	}
+	values[1] = uintptr(len(log))
+	r.want(cuapi.InvalidImage, r.ModuleLoadDataEx(&m, cuapi.HostPtr(cText(".target sm_70\n.entry k() {}")), 2, &options[0], &values[0]))
+	if got := string(log[:values[1]]); !strings.Contains(got, "no .version directive") {
+		t.Errorf("log of PTX without a version %q", got)
+	}
 	runtime.KeepAlive(log)
-}
-
-// docs/driver-facts: a kernel that stores to address 16.
-func TestLostContext(t *testing.T) {
-	r := newRig(t, Config{})
-	st, done, late, dev := r.stream(), r.event(), r.event(), r.device(8)
-	host, _ := r.pinned(8)
-	_, f := r.function(addPTX, "add")
-	r.sim.Kernel("add", func(l *Launch) { l.Bytes(0)[0] = 1 })
-	r.ok(r.EventRecord(done, st))
-	r.ok(r.launch(f, st, arg(uint64(16)), arg(uint32(4)), arg(float32(9))))
-	r.ok(r.EventRecord(late, st))
-	r.ok(r.MemcpyDtoHAsync(host, dev, 8, st))
-	const lost = cuapi.IllegalAddress
-	r.want(lost, r.EventSynchronize(late))
-	for _, got := range []cuapi.Result{
-		r.EventQuery(done), r.EventCreate(&late, 0), r.EventDestroy(done), r.EventRecord(done, st),
-		r.MemcpyDtoHAsync(host, dev, 8, st), r.MemAlloc(&dev, 8), r.MemFree(dev), r.MemFreeHost(host), r.CtxSynchronize(),
-		r.StreamQuery(st), r.StreamSynchronize(st),
-	} {
-		r.want(lost, got)
-	}
-	r.ok(r.DevicePrimaryCtxRelease(0))
-	var closed *CloseError
-	if err := r.sim.Close(); !errors.As(err, &closed) || len(closed.Left) > 0 || len(closed.Violations) != 1 || closed.Violations[0].Kind != WildAddress {
-		t.Errorf("want the wild address alone, and nothing of a lost context as left alive: %v", err)
-	}
 }
 
 func TestPoolMemoryIsStreamOrdered(t *testing.T) {
