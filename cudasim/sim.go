@@ -101,6 +101,7 @@ type Sim struct {
 	calls      int // host functions pending
 	called     int // host functions that ran
 	violations []Violation
+	frames     []uintptr  // room for stacks of operations
 	reason     string     // of the last call's result, if it did wrong
 	lost       []leftover // what a destroyed context took with it
 	tracing    bool

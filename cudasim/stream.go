@@ -141,7 +141,7 @@ func (s *Sim) enqueue(st *stream, o *op) cuapi.Result {
 	st.newest = o.seq
 	now := tick{st: st, seq: o.seq, id: o.id}
 	if s.cfg.Stacks {
-		o.stack = callers()
+		o.stack = s.enqueuers()
 		where := o.stack
 		now.where = &where
 	}
@@ -163,7 +163,7 @@ func (s *Sim) enqueue(st *stream, o *op) cuapi.Result {
 		return cuapi.Success
 	}
 	if o.stack == nil {
-		o.stack = callers()
+		o.stack = s.enqueuers()
 	}
 	s.startWatch(st, o)
 	for _, b := range o.uses {

@@ -94,8 +94,22 @@ type stack []uintptr
 // callers keeps enough frames to leave some to the code under test: the way from
 // it through purecuda, a fault's wrapper and the simulator takes some twenty.
 func callers() stack {
-	var pc [64]uintptr
+	var pc [maxFrames]uintptr
 	return slices.Clone(pc[:runtime.Callers(2, pc[:])])
+}
+
+const maxFrames = 64
+
+// enqueuers is callers for the many short-lived stacks of operations: they share
+// memory.
+func (s *Sim) enqueuers() stack {
+	if len(s.frames) < maxFrames {
+		s.frames = make([]uintptr, 16*maxFrames)
+	}
+	n := runtime.Callers(2, s.frames[:maxFrames])
+	out := s.frames[:n:n]
+	s.frames = s.frames[n:]
+	return out
 }
 
 // String leaves out the frames of the simulator and of the table.
