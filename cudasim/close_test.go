@@ -2,6 +2,7 @@ package cudasim
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -103,5 +104,48 @@ func TestCleanClose(t *testing.T) {
 	r.ok(r.DevicePrimaryCtxRelease(0))
 	if err := r.sim.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// A fakeT keeps what a test would be failed with.
+type fakeT struct {
+	failures []string
+	cleanup  func()
+}
+
+func (t *fakeT) Helper() {}
+func (t *fakeT) Errorf(format string, args ...any) {
+	t.failures = append(t.failures, fmt.Sprintf(format, args...))
+}
+func (t *fakeT) Cleanup(f func()) { t.cleanup = f }
+
+func TestForTest(t *testing.T) {
+	var good, bad fakeT
+	ForTest(&good, Config{})
+	s := ForTest(&bad, Config{})
+	good.cleanup()
+	if len(good.failures) != 0 {
+		t.Errorf("nothing is wrong: %q", good.failures)
+	}
+	table := s.Table()
+	var ctx cuapi.Context
+	var ev cuapi.Event
+	table.Init(0)
+	table.DevicePrimaryCtxRetain(&ctx, 0)
+	table.CtxPushCurrent(ctx)
+	table.EventCreate(&ev, 0)
+	table.EventDestroy(ev)
+	table.EventDestroy(ev)
+	table.EventQuery(ev)
+	table.CtxPopCurrent(nil)
+	bad.cleanup()
+	for i, want := range []string{"dead handle: cuEventDestroy", "dead handle: cuEventQuery", "left alive: primary context"} {
+		if len(bad.failures) != 3 || !strings.Contains(bad.failures[i], want) || strings.Count(bad.failures[i], "close_test.go") != 2-i/2 {
+			t.Fatalf("failure %d of %q: want %q with the stacks of both sides", i, bad.failures, want)
+		}
+	}
+	bad.cleanup()
+	if len(bad.failures) != 3 {
+		t.Error("it fails the test twice")
 	}
 }

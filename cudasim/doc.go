@@ -1,16 +1,15 @@
 // Package cudasim is a simulated CUDA driver: code that uses purecuda runs on
 // it unchanged, on a machine without a GPU, and is watched while it does.
 //
-//	sim := cudasim.New(cudasim.Config{})
+//	sim := cudasim.ForTest(t, cudasim.Config{}) // fails t with what was wrong
 //	sim.Kernel("blur", func(l *cudasim.Launch) {
 //		src, dst := l.Bytes(0), l.Bytes(1)
 //		...
 //	})
 //	drv, err := sim.Driver() // as driver.Open gives it
-//	...
-//	if err := sim.Close(); err != nil { // violations, and what was never freed
-//		t.Fatal(err)
-//	}
+//
+// Outside of a test, [New] makes a simulator, and [Sim.Close] returns the
+// violations and what was never freed.
 //
 // # Time
 //
@@ -31,7 +30,9 @@
 // cuEventElapsedTime gives differences of that time, so that a download under a
 // kernel shows as one. [Sim.Now] is the host's time. It moves on when the host
 // sees something complete, so host code costs none; [Sim.Advance] lets time pass,
-// and in stepped mode runs what ends meanwhile.
+// and in stepped mode runs what ends meanwhile. Stepped mode is the one to measure
+// a schedule in: otherwise each look at what was enqueued finds it complete, and
+// what is enqueued behind that look starts later.
 //
 // # What blocks
 //

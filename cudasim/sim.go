@@ -32,7 +32,8 @@ type Config struct {
 	Stacks bool
 
 	// Report is called with each violation as it happens, under the simulator's
-	// lock: it must call neither the driver nor the simulator.
+	// lock, but those of callbacks, which come at any time: it must call neither
+	// the driver nor the simulator, and be safe for concurrent use.
 	Report func(Violation)
 
 	// Stepped leaves every operation that is enqueued pending until Sim.Step

@@ -1,6 +1,7 @@
 package cudasim
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"runtime"
@@ -284,6 +285,36 @@ func (s *Sim) Close() error {
 		return nil
 	}
 	return e
+}
+
+// TB is what ForTest needs of a *testing.T, B or F.
+type TB interface {
+	Helper()
+	Errorf(format string, args ...any)
+	Cleanup(func())
+}
+
+// ForTest returns a simulated driver that is closed when the test ends, and fails
+// the test with each violation, with the stacks of both sides, and each thing
+// that was left alive. Cleanups run last in, first out: so call it before what
+// registers cleanups that use the driver.
+func ForTest(t TB, cfg Config) *Sim {
+	t.Helper()
+	s := New(cfg)
+	t.Cleanup(func() {
+		t.Helper()
+		var e *CloseError
+		if !errors.As(s.Close(), &e) {
+			return
+		}
+		for _, v := range e.Violations {
+			t.Errorf("cudasim: %s", v.full())
+		}
+		for _, l := range e.Left {
+			t.Errorf("cudasim: left alive: %s", l)
+		}
+	})
+	return s
 }
 
 // left lists what is alive in the contexts that match, in order of creation.
