@@ -1,6 +1,7 @@
 package cudasim
 
 import (
+	"bytes"
 	"fmt"
 	"hash/maphash"
 	"runtime"
@@ -281,12 +282,9 @@ func (s *Sim) callback(f func()) (cause any, text string, at stack) {
 // may have done it, or where the program may let the copy go on only after the
 // access, nothing is reported.
 type watch struct {
-	b       *block
-	at      uint64
-	n       uintptr
-	write   bool // watch for any access, else for a change
-	stirred int
-	called  int
+	on      bool
+	stirred int // of the block, and
+	called  int // of the simulator, when it began
 	sum     uint64
 }
 
@@ -298,17 +296,29 @@ const maxWatched = 64 << 10
 
 var watchSeed = maphash.MakeSeed()
 
+// watched returns the extent that the host must leave alone while a copy is
+// pending, and whether it must not even read it.
+func (o *op) watched() (e extent, all bool) {
+	switch {
+	case o.span.toHost:
+		return o.writes, true
+	case o.span.fromHost:
+		return o.reads, false
+	}
+	return extent{}, false
+}
+
 // ends returns what is looked at.
-func (w *watch) ends() [2][]byte {
-	p := w.b.at(w.at, w.n)
+func (e extent) ends() [2][]byte {
+	p := e.b.at(e.from, uintptr(e.to-e.from))
 	if len(p) <= 2*maxWatched {
 		return [2][]byte{p}
 	}
 	return [2][]byte{p[:maxWatched], p[len(p)-maxWatched:]}
 }
 
-func (w *watch) hash() (sum uint64) {
-	for _, p := range w.ends() {
+func (e extent) hash() (sum uint64) {
+	for _, p := range e.ends() {
 		sum = sum*31 + maphash.Bytes(watchSeed, p)
 	}
 	return sum
@@ -316,30 +326,20 @@ func (w *watch) hash() (sum uint64) {
 
 // startWatch begins to watch a copy that becomes pending.
 func (s *Sim) startWatch(st *stream, o *op) {
-	var from extent
-	upload, download := o.span.fromHost && !o.span.toHost, o.span.toHost
+	e, all := o.watched()
+	b := e.b
 	switch {
-	case st.blind:
+	case st.blind, b == nil || b.freed || b.freeing || b.flagged:
 		return
-	case upload:
-		from = o.reads
-	case download:
-		from = o.writes
-	}
-	b := from.b
-	if b == nil || b.freed || b.freeing || b.flagged {
+	case all && (b.pending > 0 || s.calls > 0): // what is pending may still read it
 		return
 	}
-	if download && (b.pending > 0 || s.calls > 0) { // what is pending may still read it
+	o.watch = watch{on: true, stirred: b.stirred, called: s.called}
+	if !all {
+		o.watch.sum = e.hash()
 		return
 	}
-	w := &o.watch
-	*w = watch{b: b, at: from.from, n: uintptr(from.to - from.from), write: download, stirred: b.stirred, called: s.called}
-	if upload {
-		w.sum = w.hash()
-		return
-	}
-	for _, p := range w.ends() {
+	for _, p := range e.ends() {
 		fill(p, flightByte)
 	}
 }
@@ -347,21 +347,24 @@ func (s *Sim) startWatch(st *stream, o *op) {
 // endWatch reports what happened, as the copy is about to run.
 func (s *Sim) endWatch(o *op) {
 	w := &o.watch
-	switch {
-	case w.b == nil || w.b.stirred != w.stirred || w.called != s.called || s.calls > 0 || w.b.flagged:
-	case !w.write && w.hash() != w.sum:
-		s.violate(HostAccess, fmt.Sprintf("%v: the host wrote into the source of a pending upload of %d bytes", w.b, w.n), nil)
-	case w.write && !w.poisoned():
-		s.violate(HostAccess, fmt.Sprintf("%v: the host wrote into the destination of a pending download of %d bytes", w.b, w.n), nil)
+	if !w.on {
+		return
+	}
+	e, all := o.watched()
+	switch n := e.to - e.from; {
+	case e.b.stirred != w.stirred, w.called != s.called, s.calls > 0, e.b.flagged:
+	case !all && e.hash() != w.sum:
+		s.violate(HostAccess, fmt.Sprintf("%v: the host wrote into the source of a pending upload of %d bytes", e.b, n), nil)
+	case all && !e.holds(flightByte):
+		s.violate(HostAccess, fmt.Sprintf("%v: the host wrote into the destination of a pending download of %d bytes", e.b, n), nil)
 	}
 }
 
-func (w *watch) poisoned() bool {
-	for _, p := range w.ends() {
-		for _, c := range p {
-			if c != flightByte {
-				return false
-			}
+// holds tells whether all that is looked at is one byte.
+func (e extent) holds(v byte) bool {
+	for _, p := range e.ends() {
+		if len(p) > 0 && (p[0] != v || !bytes.Equal(p[1:], p[:len(p)-1])) {
+			return false
 		}
 	}
 	return true
