@@ -56,10 +56,14 @@ func (s *Sim) copy(hs cuapi.Stream, kind queueKind, dst, src func() (place, cuap
 	if r != cuapi.Success {
 		return r
 	}
-	return s.enqueue(st, &op{fills: kind, span: copySpan(d, f, n), uses: uses(d.b, f.b), reads: f.extent(n), writes: d.extent(n), run: func() cuapi.Result {
-		copy(d.bytes(n), f.bytes(n))
-		return cuapi.Success
-	}})
+	o := op{fills: kind, span: copySpan(d, f, n), uses: uses(d.b, f.b), reads: f.extent(n), writes: d.extent(n)}
+	if d.b == nil || f.b == nil {
+		o.run = func() cuapi.Result {
+			copy(d.bytes(n), f.bytes(n))
+			return cuapi.Success
+		}
+	}
+	return s.enqueue(st, &o)
 }
 
 // uses lists the blocks whose free an operation forbids. Use behind a free was
@@ -310,7 +314,7 @@ func (o *op) watched() (e extent, all bool) {
 
 // ends returns what is looked at.
 func (e extent) ends() [2][]byte {
-	p := e.b.at(e.from, uintptr(e.to-e.from))
+	p := e.bytes()
 	if len(p) <= 2*maxWatched {
 		return [2][]byte{p}
 	}

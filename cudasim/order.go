@@ -202,6 +202,8 @@ func (p place) extent(n uintptr) extent {
 	return extent{b: p.b, from: p.addr, to: p.addr + uint64(n)}
 }
 
+func (e extent) bytes() []byte { return e.b.at(e.from, uintptr(e.to-e.from)) }
+
 // A touch is what an operation does to an extent of its block.
 type touch struct {
 	from, to uint64

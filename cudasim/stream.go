@@ -41,7 +41,7 @@ type op struct {
 	seq     uint64
 	id      cuapi.ID
 	ready   func() bool         // nil: always
-	run     func() cuapi.Result // nil: nothing to do; other than Success: the context is lost
+	run     func() cuapi.Result // nil: nothing but a copy; other than Success: the context is lost
 	uses    []*block
 	fills   queueKind // of the device that it fills
 	holds   bool      // occupies a hardware queue while it is not ready
@@ -198,6 +198,9 @@ func (s *Sim) perform(st *stream, o *op) {
 		s.saw(o.before, tick{st: st, seq: o.seq})
 	}
 	if o.run == nil {
+		if o.reads.b != nil {
+			copy(o.writes.bytes(), o.reads.bytes())
+		}
 		return
 	}
 	if code := o.run(); code != cuapi.Success {
