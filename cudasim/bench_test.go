@@ -3,6 +3,7 @@ package cudasim
 import (
 	"runtime"
 	"testing"
+	"time"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
 )
@@ -36,7 +37,7 @@ func BenchmarkCalls(b *testing.B) {
 				check(b, t.MemcpyDtoHAsync(host, dev, 64, st), t.EventRecord(ev, st), t.EventQuery(ev))
 				n += 3
 			}
-			b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "calls/s")
+			rate(b, n)
 		})
 	}
 }
@@ -63,7 +64,7 @@ func BenchmarkStepped(b *testing.B) {
 		check(b, t.EventQuery(ev))
 		n += 3
 	}
-	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "calls/s")
+	rate(b, n)
 }
 
 func BenchmarkPool(b *testing.B) {
@@ -82,12 +83,26 @@ func BenchmarkPool(b *testing.B) {
 		check(b, t.MemAllocFromPoolAsync(&dev, 4096, pool, st), t.MemFreeAsync(dev, st))
 		n += 2
 	}
-	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "calls/s")
+	rate(b, n)
 }
 
+// The bars: New takes less than a millisecond, and 200,000 calls a second are made
+// on one core.
 func BenchmarkNew(b *testing.B) {
 	for b.Loop() {
 		New(Config{})
+	}
+	if each := b.Elapsed() / time.Duration(b.N); b.N > 100 && each > time.Millisecond {
+		b.Errorf("New takes %v", each)
+	}
+}
+
+// rate reports calls per second, and fails below the bar.
+func rate(b *testing.B, calls int) {
+	r := float64(calls) / b.Elapsed().Seconds()
+	b.ReportMetric(r, "calls/s")
+	if calls > 1000 && r < 200_000 {
+		b.Errorf("%.0f calls a second", r)
 	}
 }
 

@@ -1,7 +1,9 @@
 package cudasim
 
 import (
+	"bytes"
 	"fmt"
+	"hash/maphash"
 	"runtime"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
@@ -61,10 +63,14 @@ func (s *Sim) copy(hs cuapi.Stream, kind queueKind, dst, src func() (place, cuap
 			return r
 		}
 	}
-	return s.enqueue(st, &op{fills: kind, span: copySpan(d, f, n), uses: uses(d.b, f.b), run: func() cuapi.Result {
-		copy(d.bytes(n), f.bytes(n))
-		return cuapi.Success
-	}})
+	o := op{fills: kind, span: copySpan(d, f, n), uses: uses(d.b, f.b), reads: f.extent(n), writes: d.extent(n)}
+	if d.b == nil || f.b == nil {
+		o.run = func() cuapi.Result {
+			copy(d.bytes(n), f.bytes(n))
+			return cuapi.Success
+		}
+	}
+	return s.enqueue(st, &o)
 }
 
 // uses lists the blocks whose free an operation forbids. Use behind a free was
@@ -135,7 +141,7 @@ func (s *Sim) memsetD8Async(dst cuapi.DevicePtr, v uint8, n uintptr, hs cuapi.St
 	if r != cuapi.Success {
 		return r
 	}
-	return s.enqueue(st, &op{fills: work, span: span{kind: costFill, bytes: uint64(n)}, uses: uses(d.b), run: func() cuapi.Result {
+	return s.enqueue(st, &op{fills: work, span: span{kind: costFill, bytes: uint64(n)}, uses: uses(d.b), writes: d.extent(n), run: func() cuapi.Result {
 		fill(d.bytes(n), v)
 		return cuapi.Success
 	}})
@@ -192,8 +198,12 @@ func (s *Sim) flagPlace(hs cuapi.Stream, addr cuapi.DevicePtr) (*stream, place, 
 		return nil, place{}, cuapi.InvalidValue
 	}
 	d, r := s.devicePlace(addr, 4)
-	if r == cuapi.Success && d.b.pool != nil && st.capture == nil {
+	switch {
+	case r != cuapi.Success:
+	case d.b.pool != nil && st.capture == nil:
 		r = cuapi.InvalidValue // measured
+	default:
+		d.b.flagged = true
 	}
 	return st, d, r
 }
@@ -222,12 +232,14 @@ func (s *Sim) launchHostFunc(hs cuapi.Stream, fn, data uintptr) cuapi.Result {
 		s.violate(NoFunction, fmt.Sprintf("host function %#x was not registered by HostFunc", fn), nil)
 		return cuapi.InvalidValue
 	}
-	return s.enqueue(st, &op{fills: work, shows: true, callout: true, run: func() cuapi.Result {
-		if text := s.outside(f); text != "" {
-			s.violate(Panicked, text, nil)
+	r = s.enqueue(st, &op{fills: work, shows: true, callout: true, run: func() cuapi.Result {
+		if text, at := s.outside(f); at != nil {
+			s.violateAt(Panicked, text, at, nil)
 		}
 		return cuapi.Success
 	}})
+	st.blind = true
+	return r
 }
 
 // semMark stands behind a semaphore's word, so that one that was never made shows.
@@ -257,6 +269,7 @@ func (s *Sim) waitSemaphore(st *stream, addr cuapi.DevicePtr) cuapi.Result {
 		s.violate(Misuse, fmt.Sprintf("no semaphore in pinned memory is at %#x", uint64(addr)), nil)
 		return cuapi.InvalidValue // a real driver would not look
 	}
+	d.b.flagged = true
 	if st.capture == nil && st.ctx.fault == cuapi.Success {
 		s.flags++
 	}
@@ -273,25 +286,126 @@ func (s *Sim) waitSemaphore(st *stream, addr cuapi.DevicePtr) cuapi.Result {
 }
 
 // outside runs a host function without the lock, whatever way it ends.
-func (s *Sim) outside(f func()) (text string) {
+func (s *Sim) outside(f func()) (text string, at stack) {
 	s.mu.Unlock()
 	defer s.mu.Lock()
-	_, text = s.callback(f)
-	return text
+	_, text, at = s.callback(f)
+	return text, at
 }
 
 // callback runs a user's function with its thread marked, and returns what it
-// panicked with.
-func (s *Sim) callback(f func()) (cause any, text string) {
+// panicked with, and where.
+func (s *Sim) callback(f func()) (cause any, text string, at stack) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	s.callbacks.enter()
 	defer s.callbacks.leave()
 	defer func() {
 		if cause = recover(); cause != nil {
-			text = fmt.Sprint(cause)
+			text, at = fmt.Sprint(cause), callers()
 		}
 	}()
 	f()
-	return nil, ""
+	return nil, "", nil
+}
+
+// A watch looks for what the host does with pinned memory while a copy is
+// pending, since the memory is the copy's until then: a source that changes, and
+// a destination that is written. So that an early reader sees it, a pending
+// download fills its destination with 0xEE. Where the device or a host function
+// may have done it, or where the program may let the copy go on only after the
+// access, nothing is reported.
+type watch struct {
+	on      bool
+	stirred int // of the block, and
+	called  int // of the simulator, when it began
+	sum     uint64
+}
+
+// flightByte fills what a pending download will overwrite.
+const flightByte = 0xEE
+
+// maxWatched is how many bytes are looked at from each end of a copy.
+const maxWatched = 64 << 10
+
+var watchSeed = maphash.MakeSeed()
+
+// watched returns the extent that the host must leave alone while a copy is
+// pending, and whether it must not even read it.
+func (o *op) watched() (e extent, all bool) {
+	switch {
+	case o.span.toHost:
+		return o.writes, true
+	case o.span.fromHost:
+		return o.reads, false
+	}
+	return extent{}, false
+}
+
+// ends returns what is looked at.
+func (e extent) ends() [2][]byte {
+	p := e.bytes()
+	if len(p) <= 2*maxWatched {
+		return [2][]byte{p}
+	}
+	return [2][]byte{p[:maxWatched], p[len(p)-maxWatched:]}
+}
+
+func (e extent) hash() (sum uint64) {
+	for _, p := range e.ends() {
+		sum = sum*31 + maphash.Bytes(watchSeed, p)
+	}
+	return sum
+}
+
+// startWatch begins to watch a copy that becomes pending.
+func (s *Sim) startWatch(st *stream, o *op) {
+	e, all := o.watched()
+	b := e.b
+	switch {
+	case st.blind, b == nil || b.freed || b.freeing || b.flagged:
+		return
+	case all && (b.pending > 0 || s.calls > 0): // what is pending may still read it
+		return
+	}
+	o.watch = watch{on: true, stirred: b.stirred, called: s.called}
+	if !all {
+		o.watch.sum = e.hash()
+		return
+	}
+	for _, p := range e.ends() {
+		fill(p, flightByte)
+	}
+}
+
+// endWatch reports what happened, as the copy is about to run.
+func (s *Sim) endWatch(o *op) {
+	w := &o.watch
+	if !w.on {
+		return
+	}
+	e, all := o.watched()
+	switch n := e.to - e.from; {
+	case e.b.stirred != w.stirred, w.called != s.called, s.calls > 0, e.b.flagged:
+	case !all && e.hash() != w.sum:
+		s.violate(HostAccess, fmt.Sprintf("%v: the host wrote into the source of a pending upload of %d bytes", e.b, n), nil)
+	case all && !e.holds(flightByte):
+		s.violate(HostAccess, fmt.Sprintf("%v: the host wrote into the destination of a pending download of %d bytes", e.b, n), nil)
+	}
+}
+
+// holds tells whether all that is looked at is one byte.
+func (e extent) holds(v byte) bool {
+	for _, p := range e.ends() {
+		if len(p) > 0 && (p[0] != v || !bytes.Equal(p[1:], p[:len(p)-1])) {
+			return false
+		}
+	}
+	return true
+}
+
+// mayWrite tells whether an operation may write a block that it uses.
+func (o *op) mayWrite(b *block) bool {
+	isCopy := o.span.kind == costLink || o.span.kind == costInside
+	return !isCopy || o.writes.b == b
 }

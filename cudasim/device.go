@@ -60,6 +60,24 @@ func (s *Sim) lose(ctx *context, code cuapi.Result) {
 	s.drop(ctx)
 }
 
+// Lose has a device's context be lost from outside, as by a fault of its memory
+// or when the device falls off its bus, with a result code such as 214, 700 or
+// 719. What is pending in the context is gone, and calls answer the code, as
+// after a fault of a kernel. A context retained later is lost too.
+func (s *Sim) Lose(device, code int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d, r := s.device(cuapi.Device(device))
+	switch {
+	case r != cuapi.Success || code == 0:
+		panic(fmt.Sprintf("cudasim: device %d cannot be lost with code %d", device, code))
+	case d.primary != nil:
+		s.lose(d.primary, cuapi.Result(code))
+	case d.fault == cuapi.Success:
+		d.fault = cuapi.Result(code)
+	}
+}
+
 func (s *Sim) observeFaults() {
 	if s.faults == 0 {
 		return

@@ -1,16 +1,15 @@
 // Package cudasim is a simulated CUDA driver: code that uses purecuda runs on
 // it unchanged, on a machine without a GPU, and is watched while it does.
 //
-//	sim := cudasim.New(cudasim.Config{})
+//	sim := cudasim.ForTest(t, cudasim.Config{}) // fails t with what was wrong
 //	sim.Kernel("blur", func(l *cudasim.Launch) {
 //		src, dst := l.Bytes(0), l.Bytes(1)
 //		...
 //	})
 //	drv, err := sim.Driver() // as driver.Open gives it
-//	...
-//	if err := sim.Close(); err != nil { // violations, and what was never freed
-//		t.Fatal(err)
-//	}
+//
+// Outside of a test, [New] makes a simulator, and [Sim.Close] returns the
+// violations and what was never freed.
 //
 // # Time
 //
@@ -31,7 +30,9 @@
 // cuEventElapsedTime gives differences of that time, so that a download under a
 // kernel shows as one. [Sim.Now] is the host's time. It moves on when the host
 // sees something complete, so host code costs none; [Sim.Advance] lets time pass,
-// and in stepped mode runs what ends meanwhile.
+// and in stepped mode runs what ends meanwhile. Stepped mode is the one to measure
+// a schedule in: otherwise each look at what was enqueued finds it complete, and
+// what is enqueued behind that look starts later.
 //
 // # What blocks
 //
@@ -54,13 +55,32 @@
 // depend on luck: it is decided by order, the order of streams, events and
 // what the host has seen complete, and so also while nothing is held. Handles
 // and device addresses are never reused; fresh memory holds 0xA5, freed memory
-// 0xDB.
+// 0xDB. [Config].Report tells a violation when it happens, and the driver's text
+// for the code that the call returned tells it too.
+//
+// A [Race] is a copy that reads bytes which another copy or a fill writes, where
+// nothing orders the two; or two copies from different places into the same
+// pinned bytes. Two writes of device memory show only when something reads it,
+// and that is a race with one of them. Kernels do not count, since which bytes
+// they touch is not known; nor does the order count as missing behind a wait for
+// a word or behind a host function, which may stand for any order.
+//
+// A [HostAccess] is what the host does with pinned memory that a pending copy
+// has: it changes the source of an upload, or writes the destination of a
+// download. It shows when the copy runs. A destination holds 0xEE until then, so
+// that an early reader sees garbage; one that something pending may still read
+// is left alone. What runs at once is never pending, so hold the stream, or use
+// stepped mode. Of copies above 128 KiB the first and last 64 KiB are looked at.
+// Nothing is reported of a block that the device, a kernel with a pointer to it,
+// or a host function may have written meanwhile, that holds words which streams
+// wait on, or of copies behind such a wait.
 //
 // # Kernels
 //
 // A module is PTX text, of which the declarations are read: entry names and
 // parameters. A kernel's work is a Go function registered under its name. A
-// fault in it, or a panic, loses the context for good, as on hardware.
+// fault in it, or a panic, loses the context for good, as on hardware;
+// [Sim.Lose] does so from outside.
 //
 // # What is not simulated
 //

@@ -26,6 +26,7 @@ type record struct {
 	covers  map[*stream]int // of the capture's streams: the nodes that are before it
 	before  clock           // with tick: what is ordered before it
 	tick    tick
+	blind   bool // of a blind stream
 }
 
 func (r *record) ready() bool {
@@ -103,8 +104,7 @@ func (s *Sim) eventQuery(h cuapi.Event) cuapi.Result {
 	if !e.last.done {
 		return cuapi.NotReady
 	}
-	s.saw(e.last.before, e.last.tick)
-	s.sawAt(e.last.at)
+	s.sawRecord(e.last)
 	return cuapi.Success
 }
 
@@ -127,8 +127,7 @@ func (s *Sim) eventSynchronize(h cuapi.Event) cuapi.Result {
 	if r := e.ctx.usable(); r != cuapi.Success {
 		return r
 	}
-	s.saw(rec.before, rec.tick)
-	s.sawAt(rec.at)
+	s.sawRecord(rec)
 	return cuapi.Success
 }
 
@@ -157,9 +156,8 @@ func (s *Sim) eventElapsedTime(p *float32, from, to cuapi.Event) cuapi.Result {
 	if !a.last.done || !b.last.done {
 		return cuapi.NotReady
 	}
-	s.saw(a.last.before, a.last.tick)
-	s.saw(b.last.before, b.last.tick)
-	s.sawAt(max(a.last.at, b.last.at))
+	s.sawRecord(a.last)
+	s.sawRecord(b.last)
 	*p = float32(float64(b.last.at-a.last.at) / 1e6)
 	return cuapi.Success
 }
@@ -194,6 +192,7 @@ func (s *Sim) streamWaitEvent(hs cuapi.Stream, h cuapi.Event, flags uint32) cuap
 	}
 	if st.ctx.fault == cuapi.Success {
 		st.follow(rec.before, rec.tick)
+		st.blind = st.blind || rec.blind
 	}
 	return s.enqueue(st, &op{ready: rec.ready, span: span{kind: costWait, after: rec}})
 }

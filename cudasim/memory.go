@@ -35,7 +35,11 @@ type block struct {
 	words   map[uint64]moment // when streams last wrote those words that others wait on
 	born    tick              // the stream's allocation, for pool memory
 	last    clock             // the newest uses
-	freeing bool              // MemFreeAsync was called
+	touches []touch
+	pending int  // uses that are pending
+	stirred int  // times that the device may have written it, for host memory
+	flagged bool // holds a word that streams wait on, or that they write
+	freeing bool // MemFreeAsync was called
 	freed   bool
 	made    stack
 	gone    stack // where it was freed
@@ -161,6 +165,7 @@ func (m *memory) bury(b *block) {
 // free ends a block.
 func (s *Sim) free(b *block) {
 	b.freed = true
+	b.stirred++
 	b.gone = callers()
 	switch {
 	case b.reg:

@@ -35,6 +35,9 @@ const maxImage = 64 << 20
 func (s *Sim) moduleLoadDataEx(p *cuapi.Module, img cuapi.HostPtr, n uint32, options *int32, values *uintptr) cuapi.Result {
 	text, ok := cString((*byte)(img), maxImage)
 	if !ok || !strings.Contains(text, ".version") {
+		if strings.Contains(text, ".entry") || strings.Contains(text, ".target") {
+			jitLog(n, options, values, "no .version directive: this is taken for no PTX text")
+		}
 		return cuapi.InvalidImage
 	}
 	parsed, err := parsePTX(text)
@@ -434,12 +437,12 @@ func fits(gx, gy, gz, bx, by, bz uint32) bool {
 // play runs a kernel's Go function and turns a fault or a panic into the code
 // that the context is lost with.
 func (s *Sim) play(f func(*Launch), l *Launch) cuapi.Result {
-	cause, text := s.callback(func() { f(l) })
+	cause, text, at := s.callback(func() { f(l) })
 	switch code, fault := cause.(faultCode); {
 	case fault:
 		return cuapi.Result(code)
 	case cause != nil:
-		s.violate(Panicked, fmt.Sprintf("kernel %s: %s", l.name, text), nil)
+		s.violateAt(Panicked, fmt.Sprintf("kernel %s: %s", l.name, text), at, nil)
 		return cuapi.LaunchFailed
 	}
 	return cuapi.Success

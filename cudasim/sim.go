@@ -27,6 +27,15 @@ type Config struct {
 	// devices work all the same.
 	Peers func(from, to int) bool
 
+	// Stacks keeps where each operation was enqueued, so that violations tell it
+	// also of those that ran already. It costs a microsecond an operation.
+	Stacks bool
+
+	// Report is called with each violation as it happens, under the simulator's
+	// lock, but those of callbacks, which come at any time: it must call neither
+	// the driver nor the simulator, and be safe for concurrent use.
+	Report func(Violation)
+
 	// Stepped leaves every operation that is enqueued pending until Sim.Step
 	// runs it.
 	Stepped bool
@@ -90,7 +99,11 @@ type Sim struct {
 	hostFuncs map[uintptr]func()
 	semWait   uintptr // the host function that waits for a semaphore
 
+	calls      int // host functions pending
+	called     int // host functions that ran
 	violations []Violation
+	frames     []uintptr  // room for stacks of operations
+	reason     string     // of the last call's result, if it did wrong
 	lost       []leftover // what a destroyed context took with it
 	tracing    bool
 	trace      []*Call
@@ -102,6 +115,7 @@ type frame struct {
 	id       cuapi.ID
 	crossing int
 	ctx      *context // the current context, for calls that need one
+	asked    stack    // where the operation that runs was enqueued, if it was pending
 }
 
 // New returns a simulated driver. cuInit is still to be called, which Driver
@@ -215,12 +229,18 @@ func (s *Sim) refuseCallback(c cuapi.Call) cuapi.Result {
 	s.callbacks.mu.Lock()
 	defer s.callbacks.mu.Unlock()
 	s.callbacks.seen = append(s.callbacks.seen, v)
+	if s.cfg.Report != nil {
+		s.cfg.Report(v)
+	}
 	return cuapi.NotPermitted
 }
 
 // call makes one call under the lock: admits it, traces it, lets it run.
 func (s *Sim) call(c cuapi.Call, next func() cuapi.Result) cuapi.Result {
 	s.cur.id = c.ID
+	if c.ID != cuapi.IDGetErrorName && c.ID != cuapi.IDGetErrorString {
+		s.reason = ""
+	}
 	var rec *Call
 	if s.tracing {
 		rec = &Call{ID: c.ID, Name: c.Name(), Args: append([]uint64(nil), c.Args[:c.N]...), Crossing: s.cur.crossing}

@@ -21,7 +21,7 @@ func TestNothingRunsBeforeItsStep(t *testing.T) {
 	r.ok(r.MemsetD8Async(dev, 7, 4, st))
 	r.ok(r.MemcpyDtoHAsync(host, dev, 4, st))
 	r.ok(r.EventRecord(ev, st))
-	for _, want := range []byte{freshByte, 7} {
+	for _, want := range []byte{flightByte, 7} {
 		if !r.sim.Step() {
 			t.Fatal("nothing to run")
 		}

@@ -22,7 +22,7 @@ type stream struct {
 	before clock  // of other streams, what is before all that is enqueued now
 	newest uint64 // number of the newest operation
 	seen   uint64 // number of the newest operation that the host knows complete
-	blind  bool   // waited on a memory value: order unknown
+	blind  bool   // waited on a memory value or a host function, or for one that did: order unknown
 
 	end   moment // of the newest operation whose time is known
 	ended moment // of the newest operation that ran
@@ -41,7 +41,7 @@ type op struct {
 	seq     uint64
 	id      cuapi.ID
 	ready   func() bool         // nil: always
-	run     func() cuapi.Result // nil: nothing to do; other than Success: the context is lost
+	run     func() cuapi.Result // nil: nothing but a copy; other than Success: the context is lost
 	uses    []*block
 	fills   queueKind // of the device that it fills
 	holds   bool      // occupies a hardware queue while it is not ready
@@ -51,7 +51,10 @@ type op struct {
 	rec     *record
 	gate    *bool // of Hold; other operations that hold wait on a memory value
 	span    span
-	stack   *stack // of one that is pending
+	reads   extent // of copies and fills, as writes
+	writes  extent
+	watch   watch
+	stack   stack // of one that is pending
 }
 
 func (st *stream) pending() int { return len(st.q) - st.head }
@@ -62,6 +65,9 @@ func (st *stream) pop() {
 	o := st.first()
 	if q := st.queue(o.fills); q != nil {
 		*q--
+	}
+	for _, b := range o.uses {
+		b.pending--
 	}
 	*o = op{}
 	st.head++
@@ -166,22 +172,39 @@ func (s *Sim) enqueue(st *stream, o *op) cuapi.Result {
 	o.seq, o.id = s.seq, s.cur.id
 	s.followLegacy(st)
 	st.newest = o.seq
-	for _, b := range o.uses {
-		s.use(b, tick{st, o.seq, o.id})
+	now := tick{st: st, seq: o.seq, id: o.id}
+	if s.cfg.Stacks {
+		o.stack = s.enqueuers()
+		where := o.stack
+		now.where = &where
 	}
+	for _, b := range o.uses {
+		s.use(b, now)
+	}
+	s.touch(o.reads, false, 0, now)
+	s.touch(o.writes, true, o.reads.from, now)
 	if o.shows {
 		o.before = st.before
 	}
 	if o.rec != nil {
 		o.rec.before, o.rec.tick = st.now()
+		o.rec.blind = st.blind
 	}
 	s.plan(st, o)
 	if len(s.active) == 0 && !s.cfg.Stepped && !o.callout && (o.ready == nil || o.ready()) {
 		s.perform(st, o)
 		return cuapi.Success
 	}
-	o.stack = new(stack)
-	*o.stack = callers()
+	if o.stack == nil {
+		o.stack = s.enqueuers()
+	}
+	s.startWatch(st, o)
+	for _, b := range o.uses {
+		b.pending++
+	}
+	if o.callout {
+		s.calls++
+	}
 	if q := st.queue(o.fills); q != nil {
 		*q++
 	}
@@ -199,10 +222,18 @@ func (s *Sim) perform(st *stream, o *op) {
 	if o.rec != nil {
 		o.rec.done = true
 	}
+	for _, b := range o.uses {
+		if b.host != nil && o.mayWrite(b) {
+			b.stirred++
+		}
+	}
 	if o.shows {
 		s.saw(o.before, tick{st: st, seq: o.seq})
 	}
 	if o.run == nil {
+		if o.reads.b != nil {
+			copy(o.writes.bytes(), o.reads.bytes())
+		}
 		return
 	}
 	if code := o.run(); code != cuapi.Success {
@@ -236,10 +267,15 @@ func (s *Sim) drain() {
 func (s *Sim) step(st *stream) {
 	o := *st.first()
 	cur := s.cur
-	s.cur = frame{id: o.id, crossing: cur.crossing}
+	s.cur = frame{id: o.id, crossing: cur.crossing, asked: o.stack}
+	s.endWatch(&o)
 	st.busy = true
 	s.perform(st, &o)
 	st.busy = false
+	if o.callout {
+		s.calls--
+		s.called++
+	}
 	s.cur = cur
 	if st.pending() == 0 {
 		return // the context was lost, and its queues emptied
@@ -280,9 +316,14 @@ func (s *Sim) drop(ctx *context) {
 	for _, st := range slices.Clone(s.active) {
 		if st.ctx == ctx {
 			for st.pending() > 0 {
-				if o := st.first(); o.holds && o.gate == nil {
+				o := st.first()
+				if o.holds && o.gate == nil {
 					s.flags--
 				}
+				if o.callout && !st.busy {
+					s.calls--
+				}
+				st.busy = false // the first alone runs
 				st.pop()
 			}
 			st.late = 0
@@ -369,7 +410,7 @@ func (s *Sim) streamQuery(h cuapi.Stream) cuapi.Result {
 	case st.pending() > 0:
 		return cuapi.NotReady
 	}
-	s.saw(st.now())
+	s.sawStream(st)
 	s.sawAt(st.ended)
 	return cuapi.Success
 }
@@ -391,6 +432,7 @@ func (s *Sim) streamSynchronize(h cuapi.Stream) cuapi.Result {
 		return r
 	}
 	s.saw(before, last)
+	s.sawBlind(st.blind)
 	s.sawAt(st.ended)
 	return cuapi.Success
 }

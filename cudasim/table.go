@@ -12,7 +12,7 @@ func (s *Sim) raw() *cuapi.Table {
 		Init:                            s.init,
 		DriverGetVersion:                s.driverGetVersion,
 		GetErrorName:                    getErrorName,
-		GetErrorString:                  getErrorString,
+		GetErrorString:                  s.getErrorString,
 		GetProcAddressV2:                s.getProcAddressV2,
 		GetProcAddress:                  s.getProcAddress,
 		LogsDumpToMemory:                logsDumpToMemory,
@@ -223,8 +223,14 @@ func getErrorName(r cuapi.Result, p **byte) cuapi.Result {
 	return knownError(*p)
 }
 
-func getErrorString(r cuapi.Result, p **byte) cuapi.Result {
+// getErrorString adds what the last call did wrong: who prints the error of a
+// launch then sees that the kernel was not registered.
+func (s *Sim) getErrorString(r cuapi.Result, p **byte) cuapi.Result {
 	*p = errorTexts[r].text
+	if *p != nil && s.reason != "" {
+		text, _ := cString(*p, 256)
+		*p = cText(text + " (simulated driver: " + s.reason + ")")
+	}
 	return knownError(*p)
 }
 

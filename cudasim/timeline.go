@@ -236,9 +236,12 @@ func (e *engine) fit(from, length moment) moment {
 	for ; i < len(e.busy) && e.busy[i].from < from+length; i++ {
 		from = max(from, e.busy[i].to)
 	}
-	if i > 0 && e.busy[i-1].to == from {
+	switch {
+	case i > 0 && e.busy[i-1].to == from:
 		e.busy[i-1].to = from + length
-	} else {
+	case i == len(e.busy):
+		e.busy = append(e.busy, period{from, from + length})
+	default:
 		e.busy = slices.Insert(e.busy, i, period{from, from + length})
 	}
 	if len(e.busy) == 2*maxPeriods {

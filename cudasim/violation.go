@@ -1,6 +1,7 @@
 package cudasim
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"runtime"
@@ -29,7 +30,9 @@ const (
 	Panicked       Kind = "panic"           // a kernel or host function panicked
 	WildAddress    Kind = "wild address"    // a kernel's argument that is no memory of its context
 	Blocks         Kind = "blocks"          // Config.NoBlock, and the call would block
-	Misuse         Kind = "misuse"          //
+	Race           Kind = "race"            // copies or fills of the same bytes that nothing orders
+	HostAccess     Kind = "host access in flight"
+	Misuse         Kind = "misuse" //
 )
 
 // A Violation is one misuse of the driver that a real one might not report.
@@ -44,12 +47,15 @@ type Violation struct {
 
 func (v Violation) Error() string { return fmt.Sprintf("%s: %s: %s", v.Kind, v.Call, v.Text) }
 
-// Stack returns where the offending call was made.
+// Stack returns where the offending call was made, or where a kernel or host
+// function panicked. What shows when a pending operation runs has the call that
+// let it run.
 func (v Violation) Stack() string { return v.stack.String() }
 
 // Other returns where the other side of the violation was: the free before a
 // use, or the enqueue of the operation that still uses freed memory. It is
-// empty where there is none.
+// empty where there is none, and, unless Config.Stacks is set, where that
+// operation ran already.
 func (v Violation) Other() string { return v.other.String() }
 
 // Violations returns what was recorded so far, oldest first.
@@ -66,31 +72,54 @@ func (s *Sim) allViolations() []Violation {
 }
 
 func (s *Sim) violate(k Kind, text string, other *stack) {
-	v := Violation{Kind: k, Call: cuapi.Entries[s.cur.id].Symbol(), Text: text, stack: callers()}
+	s.violateAt(k, text, callers(), other)
+}
+
+// violateAt is violate for what happened at another place than the call. Where
+// an operation that was pending did it, the other side is its enqueue.
+func (s *Sim) violateAt(k Kind, text string, at stack, other *stack) {
+	v := Violation{Kind: k, Call: cuapi.Entries[s.cur.id].Symbol(), Text: text, stack: at, other: s.cur.asked}
 	if other != nil {
 		v.other = *other
 	}
 	s.violations = append(s.violations, v)
+	s.reason = string(k) + ": " + text
+	if s.cfg.Report != nil {
+		s.cfg.Report(v)
+	}
 }
 
 // A stack is a call stack, cheap to take and formatted only when asked.
-type stack struct {
-	n  int
-	pc [20]uintptr
+type stack []uintptr
+
+// callers keeps enough frames to leave some to the code under test: the way from
+// it through purecuda, a fault's wrapper and the simulator takes some twenty.
+func callers() stack {
+	var pc [maxFrames]uintptr
+	return slices.Clone(pc[:runtime.Callers(2, pc[:])])
 }
 
-func callers() (k stack) {
-	k.n = runtime.Callers(2, k.pc[:])
-	return k
+const maxFrames = 64
+
+// enqueuers is callers for the many short-lived stacks of operations: they share
+// memory.
+func (s *Sim) enqueuers() stack {
+	if len(s.frames) < maxFrames {
+		s.frames = make([]uintptr, 16*maxFrames)
+	}
+	n := runtime.Callers(2, s.frames[:maxFrames])
+	out := s.frames[:n:n]
+	s.frames = s.frames[n:]
+	return out
 }
 
 // String leaves out the frames of the simulator and of the table.
 func (k stack) String() string {
-	if k.n == 0 {
+	if len(k) == 0 {
 		return ""
 	}
 	var b strings.Builder
-	frames := runtime.CallersFrames(k.pc[:k.n])
+	frames := runtime.CallersFrames(k)
 	for more := true; more; {
 		var f runtime.Frame
 		f, more = frames.Next()
@@ -158,19 +187,68 @@ type CloseError struct {
 	Left       []string // what is still alive, each with its creation stack
 }
 
+// shown is how many violations and leftovers the text of a CloseError has in full.
+const shown = 5
+
+// Error begins with a line that counts all and is bounded: the fields have the
+// rest.
 func (e *CloseError) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "cudasim: %d violations, %d things left alive", len(e.Violations), len(e.Left))
-	for _, v := range e.Violations {
-		fmt.Fprintf(&b, "\n%v\n%s", v, indent(v.Stack()))
-		if o := v.Other(); o != "" {
-			fmt.Fprintf(&b, "  other side:\n%s", indent(o))
-		}
+	kinds := make([]string, len(e.Violations))
+	for i, v := range e.Violations {
+		kinds[i] = string(v.Kind)
 	}
-	for _, l := range e.Left {
+	things := make([]string, len(e.Left))
+	for i, l := range e.Left {
+		things[i], _, _ = strings.Cut(l, " 0x")
+		things[i], _, _ = strings.Cut(things[i], " of ")
+	}
+	fmt.Fprintf(&b, "cudasim: %d violations%s, %d things left alive%s", len(e.Violations), counts(kinds), len(e.Left), counts(things))
+	if len(e.Violations) == 0 && slices.Contains(things, "primary context") {
+		b.WriteString("; a context is still retained: shut it down before Close")
+	}
+	for i, v := range e.Violations {
+		if i == shown {
+			fmt.Fprintf(&b, "\n... and %d violations more", len(e.Violations)-i)
+			break
+		}
+		fmt.Fprintf(&b, "\n%s", v.full())
+	}
+	for i, l := range e.Left {
+		if i == shown {
+			fmt.Fprintf(&b, "\n... and %d things more", len(e.Left)-i)
+			break
+		}
 		fmt.Fprintf(&b, "\nleft: %s", l)
 	}
 	return b.String()
+}
+
+// counts tells how often each word occurs, in order of occurrence.
+func counts(words []string) string {
+	var order []string
+	n := map[string]int{}
+	for _, w := range words {
+		if n[w]++; n[w] == 1 {
+			order = append(order, w)
+		}
+	}
+	if len(order) == 0 {
+		return ""
+	}
+	for i, w := range order {
+		order[i] = fmt.Sprintf("%d %s", n[w], w)
+	}
+	return " (" + strings.Join(order, ", ") + ")"
+}
+
+// full returns a violation with the stacks of both sides.
+func (v Violation) full() string {
+	text := v.Error() + "\n" + indent(v.Stack())
+	if o := v.Other(); o != "" {
+		text += "  other side:\n" + indent(o)
+	}
+	return text
 }
 
 func indent(s string) string {
@@ -207,6 +285,36 @@ func (s *Sim) Close() error {
 		return nil
 	}
 	return e
+}
+
+// TB is what ForTest needs of a *testing.T, B or F.
+type TB interface {
+	Helper()
+	Errorf(format string, args ...any)
+	Cleanup(func())
+}
+
+// ForTest returns a simulated driver that is closed when the test ends, and fails
+// the test with each violation, with the stacks of both sides, and each thing
+// that was left alive. Cleanups run last in, first out: so call it before what
+// registers cleanups that use the driver.
+func ForTest(t TB, cfg Config) *Sim {
+	t.Helper()
+	s := New(cfg)
+	t.Cleanup(func() {
+		t.Helper()
+		var e *CloseError
+		if !errors.As(s.Close(), &e) {
+			return
+		}
+		for _, v := range e.Violations {
+			t.Errorf("cudasim: %s", v.full())
+		}
+		for _, l := range e.Left {
+			t.Errorf("cudasim: left alive: %s", l)
+		}
+	})
+	return s
 }
 
 // left lists what is alive in the contexts that match, in order of creation.

@@ -1,7 +1,10 @@
 package cudasim
 
 import (
-	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -9,14 +12,19 @@ import (
 	"github.com/purecuda/purecuda/internal/cuapi"
 )
 
-// Each violation, committed on purpose.
-func TestViolations(t *testing.T) {
-	cases := []struct {
-		name  string
-		kinds []Kind
-		other bool // it names the other side
-		do    func(r *rig)
-	}{
+// A misdeed is a violation committed on purpose.
+type misdeed struct {
+	name  string
+	kinds []Kind
+	other bool // it names the other side
+	do    func(r *rig)
+}
+
+// two makes two streams, of which one waits for nothing of the other.
+func (r *rig) two() (a, b cuapi.Stream) { return r.stream(), r.stream() }
+
+func misdeeds() []misdeed {
+	return []misdeed{
 		{"free of memory that a copy uses", []Kind{FreeInFlight}, true, func(r *rig) {
 			st, dev := r.stream(), r.device(8)
 			r.sim.Hold(uintptr(st))
@@ -250,8 +258,96 @@ func TestViolations(t *testing.T) {
 			r.ok(r.DevicePrimaryCtxRelease(0))
 			r.want(cuapi.InvalidContext, r.DevicePrimaryCtxRelease(0))
 		}},
+		{"a wait that would block", []Kind{Blocks}, false, func(r *rig) {
+			r.sim.cfg.NoBlock = true
+			st := r.stream()
+			r.sim.Hold(uintptr(st))
+			r.want(cuapi.NotReady, r.StreamSynchronize(st))
+		}},
+		{"kernel panics when its stream is released", []Kind{Panicked}, true, func(r *rig) {
+			st := r.stream()
+			_, f := r.function(addPTX, "none")
+			r.sim.Kernel("none", func(l *Launch) { panic("at last") })
+			r.sim.Hold(uintptr(st))
+			r.ok(r.launch(f, st))
+			r.sim.ReleaseAll()
+		}},
+		{"host function panics", []Kind{Panicked}, true, func(r *rig) {
+			r.ok(r.LaunchHostFunc(r.stream(), r.sim.HostFunc(func() { panic("no") }), 0))
+		}},
+		{"kernel on an address that is none", []Kind{WildAddress}, false, func(r *rig) {
+			_, f := r.function(addPTX, "add")
+			r.sim.Kernel("add", func(l *Launch) { l.Bytes(0) })
+			r.ok(r.launch(f, r.stream(), arg(uint64(16)), arg(uint32(1)), arg(float32(1))))
+		}},
+		{"download of what another stream fills", []Kind{Race}, false, func(r *rig) {
+			a, b := r.two()
+			dev := r.device(64)
+			host, _ := r.pinned(64)
+			r.ok(r.MemsetD8Async(dev, 1, 64, a))
+			r.ok(r.MemcpyDtoHAsync(host, dev+63, 1, b))
+		}},
+		{"upload over what another stream copies from", []Kind{Race}, true, func(r *rig) {
+			a, b := r.two()
+			x, y := r.device(64), r.device(64)
+			host, _ := r.pinned(64)
+			r.sim.Hold(uintptr(a))
+			r.ok(r.MemcpyDtoDAsync(y, x, 64, a))
+			r.ok(r.MemcpyHtoDAsync(x+32, host, 8, b))
+			r.sim.ReleaseAll()
+		}},
+		{"the same, and the stack of what ran is kept", []Kind{Race}, true, func(r *rig) {
+			r.sim.cfg.Stacks = true
+			a, b := r.two()
+			dev := r.device(64)
+			host, _ := r.pinned(64)
+			r.ok(r.MemsetD8Async(dev, 1, 64, a))
+			r.ok(r.MemcpyDtoHAsync(host, dev, 64, b))
+		}},
+		{"two downloads into one buffer", []Kind{Race}, false, func(r *rig) {
+			a, b := r.two()
+			x, y := r.device(64), r.device(64)
+			host, _ := r.pinned(64)
+			r.ok(r.MemcpyDtoHAsync(host, x, 64, a))
+			r.ok(r.MemcpyDtoHAsync(host, y, 64, b))
+		}},
+		{"download recorded too early", []Kind{Race}, false, func(r *rig) {
+			a, b := r.two()
+			ev, dev := r.event(), r.device(64)
+			host, _ := r.pinned(64)
+			r.ok(r.EventRecord(ev, a))
+			r.ok(r.MemsetD8Async(dev, 1, 64, a))
+			r.ok(r.StreamWaitEvent(b, ev, 0))
+			r.ok(r.MemcpyDtoHAsync(host, dev, 64, b))
+		}},
+		{"source of a pending upload written", []Kind{HostAccess}, true, func(r *rig) {
+			st, dev := r.stream(), r.device(1<<20)
+			host, mem := r.pinned(1 << 20)
+			r.sim.Hold(uintptr(st))
+			r.ok(r.MemcpyHtoDAsync(dev, host, 1<<20, st))
+			mem[1<<20-1]++
+			r.sim.ReleaseAll()
+		}},
+		{"destination of a pending download written", []Kind{HostAccess}, true, func(r *rig) {
+			r.sim.SetStepped(true)
+			st, dev := r.stream(), r.device(8)
+			host, mem := r.pinned(8)
+			r.ok(r.MemcpyDtoHAsync(host, dev, 8, st))
+			if mem[7] != flightByte {
+				r.Errorf("an early reader sees %#x", mem[7])
+			}
+			mem[7] = 0
+			r.sim.Step()
+		}},
 	}
-	for _, c := range cases {
+}
+
+// inTest matches a stack that reaches a test of this package.
+var inTest = regexp.MustCompile(`(violation|stall)_test.go`)
+
+// Each violation, committed on purpose.
+func TestViolations(t *testing.T) {
+	for _, c := range misdeeds() {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t, Config{Devices: 2})
 			c.do(r)
@@ -259,10 +355,10 @@ func TestViolations(t *testing.T) {
 				t.Fatalf("violations %v, want %v: %v", got, c.kinds, r.sim.Violations())
 			}
 			for _, v := range r.sim.Violations() {
-				if !strings.Contains(v.Stack(), "violation_test.go") && !strings.Contains(v.Stack(), "stall_test.go") {
+				if !inTest.MatchString(v.Stack()) {
 					t.Errorf("%v: the stack does not reach the test:\n%s", v, v.Stack())
 				}
-				if got := v.Other() != ""; got != c.other {
+				if got := v.Other() != ""; got != c.other || got && !inTest.MatchString(v.Other()) {
 					t.Errorf("%v: other side %q", v, v.Other())
 				}
 			}
@@ -270,6 +366,117 @@ func TestViolations(t *testing.T) {
 				t.Error("Close does not report it")
 			}
 		})
+	}
+}
+
+// Each kind that the source declares is committed on purpose above.
+func TestEveryKindIsCommitted(t *testing.T) {
+	committed := map[string]bool{}
+	for _, c := range misdeeds() {
+		for _, k := range c.kinds {
+			committed[string(k)] = true
+		}
+	}
+	file, err := parser.ParseFile(token.NewFileSet(), "violation.go", nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kinds := 0
+	ast.Inspect(file, func(n ast.Node) bool {
+		v, ok := n.(*ast.ValueSpec)
+		if !ok {
+			return true
+		}
+		if id, ok := v.Type.(*ast.Ident); ok && id.Name == "Kind" {
+			kinds++
+			text := strings.Trim(v.Values[0].(*ast.BasicLit).Value, `"`)
+			if !committed[text] {
+				t.Errorf("no test commits %s, %q", v.Names[0], text)
+			}
+		}
+		return true
+	})
+	if kinds != len(committed) || kinds == 0 {
+		t.Errorf("%d kinds are declared, %d committed", kinds, len(committed))
+	}
+}
+
+// The panic's own stack, not that of the call that ran the kernel.
+func TestPanicsHaveTheirStack(t *testing.T) {
+	r := newRig(t, Config{Devices: 2})
+	st := r.stream()
+	_, f := r.function(addPTX, "none")
+	r.sim.Kernel("none", func(l *Launch) { blame() })
+	r.ok(r.launch(f, st))
+	r.ok(r.LaunchHostFunc(r.newContextStream(), r.sim.HostFunc(blame), 0))
+	got := r.sim.Violations()
+	if len(got) != 2 {
+		t.Fatalf("violations %v", got)
+	}
+	for _, v := range got {
+		if !strings.Contains(v.Stack(), "cudasim.blame") {
+			t.Errorf("%v: the stack does not reach the panic:\n%s", v, v.Stack())
+		}
+	}
+}
+
+func blame() { panic("here") }
+
+// newContextStream makes a stream of the second device, and leaves its context
+// current.
+func (r *rig) newContextStream() cuapi.Stream {
+	r.Helper()
+	var other cuapi.Context
+	r.ok(r.DevicePrimaryCtxRetain(&other, 1))
+	r.ok(r.CtxSetCurrent(other))
+	return r.stream()
+}
+
+// A call that comes through many frames, of the simulator too, leaves some of
+// its own in the stack.
+func TestStacksAreDeepEnough(t *testing.T) {
+	r := newRig(t, Config{})
+	ev := r.event()
+	r.ok(r.EventDestroy(ev))
+	around := func(c cuapi.Call, next func() cuapi.Result) cuapi.Result { return next() }
+	table := r.Table
+	for range 6 {
+		table = cuapi.Intercept(table, around)
+	}
+	r.want(cuapi.InvalidHandle, table.EventDestroy(ev))
+	if got := r.sim.Violations()[0].Stack(); !strings.Contains(got, "TestStacksAreDeepEnough") {
+		t.Errorf("the stack ends too early:\n%s", got)
+	}
+}
+
+// The text of an error tells what the last call did wrong, until the next call.
+func TestErrorTextsTellTheReason(t *testing.T) {
+	r := newRig(t, Config{})
+	st := r.stream()
+	_, f := r.function(addPTX, "none")
+	r.want(cuapi.NotSupported, r.launch(f, st))
+	text := func() string {
+		var p *byte
+		r.ok(r.GetErrorString(cuapi.NotSupported, &p))
+		s, _ := cString(p, 4096)
+		return s
+	}
+	if got := text(); !strings.Contains(got, "operation not supported (simulated driver: no function: kernel none") {
+		t.Errorf("text %q", got)
+	}
+	r.ok(r.StreamQuery(st))
+	if got := text(); got != "operation not supported" {
+		t.Errorf("text %q after a call that did nothing wrong", got)
+	}
+}
+
+func TestReportIsCalledAtOnce(t *testing.T) {
+	var got []Violation
+	r := newRig(t, Config{Report: func(v Violation) { got = append(got, v) }})
+	r.want(cuapi.InvalidHandle, r.EventQuery(12345))
+	r.ok(r.LaunchHostFunc(r.stream(), r.sim.HostFunc(func() { r.EventQuery(0) }), 0))
+	if len(got) != 2 || got[0].Kind != DeadHandle || got[1].Kind != FromCallback {
+		t.Errorf("reported %v", got)
 	}
 }
 
@@ -328,73 +535,5 @@ func TestOrderedFrees(t *testing.T) {
 			r.ok(r.MemFreeAsync(p, to))
 			r.clean()
 		})
-	}
-}
-
-func TestCloseReportsWhatIsLeft(t *testing.T) {
-	r := newRig(t, Config{})
-	if err := func() error {
-		s := New(Config{})
-		_, err := s.Driver()
-		return errors.Join(err, s.Close())
-	}(); err != nil {
-		t.Errorf("nothing was made: %v", err)
-	}
-	r.stream()
-	r.event()
-	r.device(8)
-	r.pinned(8)
-	r.pool()
-	r.function(addPTX, "none")
-	var e *CloseError
-	if !errors.As(r.sim.Close(), &e) {
-		t.Fatal("no CloseError")
-	}
-	for _, want := range []string{"primary context of device 0", "stream", "event", "device memory", "pinned memory", "memory pool", "module"} {
-		i := slices.IndexFunc(e.Left, func(l string) bool { return strings.HasPrefix(l, want) })
-		if i < 0 {
-			t.Errorf("no %s in %q", want, e.Left)
-		} else if !strings.Contains(e.Left[i], "_test.go:") {
-			t.Errorf("no creation stack: %s", e.Left[i])
-		}
-	}
-	if len(e.Left) != 7 || len(e.Violations) != 0 || !strings.Contains(e.Error(), "7 things left alive") {
-		t.Errorf("%v", e)
-	}
-}
-
-func TestLastReleaseDestroysWhatIsLeft(t *testing.T) {
-	r := newRig(t, Config{})
-	ev := r.event()
-	var again cuapi.Context
-	r.ok(r.DevicePrimaryCtxRetain(&again, 0))
-	if again != r.ctx {
-		t.Error("two handles of one primary context")
-	}
-	r.ok(r.DevicePrimaryCtxRelease(0))
-	r.ok(r.EventQuery(ev))
-	r.ok(r.DevicePrimaryCtxRelease(0))
-	r.want(cuapi.InvalidHandle, r.EventQuery(ev))
-	var e *CloseError
-	if !errors.As(r.sim.Close(), &e) || !strings.Contains(strings.Join(e.Left, ""), "destroyed with its context") {
-		t.Errorf("%v", e)
-	}
-}
-
-func TestCleanClose(t *testing.T) {
-	r := newRig(t, Config{})
-	st, ev, dev, pl := r.stream(), r.event(), r.device(8), r.pool()
-	host, _ := r.pinned(8)
-	m, _ := r.function(addPTX, "add")
-	r.ok(r.EventRecord(ev, st))
-	r.ok(r.StreamDestroy(st))
-	r.ok(r.EventDestroy(ev))
-	r.ok(r.MemFree(dev))
-	r.ok(r.MemFreeHost(host))
-	r.ok(r.ModuleUnload(m))
-	r.ok(r.MemPoolDestroy(pl))
-	r.ok(r.DevicePrimaryCtxRelease(0))
-	if err := r.sim.Close(); err != nil {
-		t.Error(err)
 	}
 }

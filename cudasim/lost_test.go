@@ -1,0 +1,75 @@
+package cudasim
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/purecuda/purecuda/internal/cuapi"
+)
+
+// docs/driver-facts: a kernel that stores to address 16.
+func TestLostContext(t *testing.T) {
+	r := newRig(t, Config{})
+	st, done, late, dev := r.stream(), r.event(), r.event(), r.device(8)
+	host, _ := r.pinned(8)
+	_, f := r.function(addPTX, "add")
+	r.sim.Kernel("add", func(l *Launch) { l.Bytes(0)[0] = 1 })
+	r.ok(r.EventRecord(done, st))
+	r.ok(r.launch(f, st, arg(uint64(16)), arg(uint32(4)), arg(float32(9))))
+	r.ok(r.EventRecord(late, st))
+	r.ok(r.MemcpyDtoHAsync(host, dev, 8, st))
+	const lost = cuapi.IllegalAddress
+	r.want(lost, r.EventSynchronize(late))
+	for _, got := range []cuapi.Result{
+		r.EventQuery(done), r.EventCreate(&late, 0), r.EventDestroy(done), r.EventRecord(done, st),
+		r.MemcpyDtoHAsync(host, dev, 8, st), r.MemAlloc(&dev, 8), r.MemFree(dev), r.MemFreeHost(host), r.CtxSynchronize(),
+		r.StreamQuery(st), r.StreamSynchronize(st),
+	} {
+		r.want(lost, got)
+	}
+	r.ok(r.DevicePrimaryCtxRelease(0))
+	var closed *CloseError
+	if err := r.sim.Close(); !errors.As(err, &closed) || len(closed.Left) > 0 || len(closed.Violations) != 1 || closed.Violations[0].Kind != WildAddress {
+		t.Errorf("want the wild address alone, and nothing of a lost context as left alive: %v", err)
+	}
+}
+
+// A context lost from outside, with work pending.
+func TestLose(t *testing.T) {
+	r := newRig(t, Config{Devices: 3, Stepped: true})
+	st, dev, ev := r.stream(), r.device(8), r.event()
+	r.ok(r.MemsetD8Async(dev, 0, 8, st))
+	r.ok(r.EventRecord(ev, st))
+	waits := r.start(1, func() cuapi.Result { return r.EventSynchronize(ev) })
+	const ecc = 214
+	r.sim.Lose(0, ecc)
+	r.want(ecc, <-waits)
+	r.sim.Lose(0, 719) // the first stays
+	for _, got := range []cuapi.Result{r.EventQuery(ev), r.MemsetD8Async(dev, 0, 8, st), r.MemFree(dev), r.CtxSynchronize()} {
+		r.want(ecc, got)
+	}
+	if r.sim.Step() {
+		t.Error("something ran on a lost device")
+	}
+	// Another device goes on, and one that nobody used is lost all the same.
+	other := r.newContextStream()
+	r.ok(r.EventRecord(r.event(), other))
+	r.steps()
+	r.ok(r.StreamSynchronize(other))
+	r.sim.Lose(2, ecc)
+	var third cuapi.Context
+	r.ok(r.DevicePrimaryCtxRetain(&third, 2))
+	r.ok(r.CtxSetCurrent(third))
+	r.want(ecc, r.MemAlloc(&dev, 8))
+	for _, bad := range [][2]int{{3, ecc}, {-1, ecc}, {1, 0}} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("device %d and code %d are taken", bad[0], bad[1])
+				}
+			}()
+			r.sim.Lose(bad[0], bad[1])
+		}()
+	}
+	r.clean()
+}
