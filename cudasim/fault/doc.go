@@ -72,9 +72,9 @@
 // hardware (docs/driver-facts.md, "a kernel that stores to address 16"), also
 // those that wait for work meanwhile, once their wait ends. These go on to
 // work, as on the simulator: cuInit, the calls that only tell about the driver,
-// its errors, devices and addresses, those about primary contexts, of which
-// cuDevicePrimaryCtxRelease returns 0, the thread's current context and capture
-// mode, cuMemPoolCreate and cuGraphDestroy. Nothing brings the context back:
+// its errors and devices, cuPointerGetAttribute, those about primary contexts, of
+// which cuDevicePrimaryCtxRelease returns 0, the thread's current context and
+// capture mode, those about memory pools that allocate nothing, and cuGraphDestroy. Nothing brings the context back:
 // the loss outlives [Injector.Disarm] and the next Arm. An Injector does not
 // tell the contexts of several devices apart: all are lost.
 //

@@ -436,7 +436,8 @@ var bystanders = func() (t [cuapi.NumEntries]bool) {
 		cuapi.IDDevicePrimaryCtxRetain, cuapi.IDDevicePrimaryCtxRelease, cuapi.IDDevicePrimaryCtxGetState,
 		cuapi.IDCtxGetCurrent, cuapi.IDCtxSetCurrent, cuapi.IDCtxPushCurrent, cuapi.IDCtxPopCurrent, cuapi.IDCtxGetId,
 		cuapi.IDThreadExchangeStreamCaptureMode,
-		cuapi.IDMemGetAddressRange, cuapi.IDPointerGetAttribute, cuapi.IDDeviceGetDefaultMemPool, cuapi.IDMemPoolCreate, cuapi.IDGraphDestroy,
+		cuapi.IDPointerGetAttribute, cuapi.IDGraphDestroy, cuapi.IDDeviceGetDefaultMemPool, cuapi.IDMemPoolCreate, cuapi.IDMemPoolDestroy,
+		cuapi.IDMemPoolTrimTo, cuapi.IDMemPoolSetAttribute, cuapi.IDMemPoolGetAttribute, cuapi.IDMemPoolSetAccess, cuapi.IDMemPoolGetAccess,
 	} {
 		t[id] = true
 	}
