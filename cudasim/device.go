@@ -18,8 +18,10 @@ type device struct {
 	streams  int             // streams made so far
 	queues   int             // hardware queues
 	filled   [numKinds][]int // operations pending in each
-	engines  [2]engine       // of copies to the device and to the host
-	pool     *pool           // the default pool, made when asked for
+
+	copyQueues [2][]copyQueue // down, up
+	engines    [2]engine      // of copies to the device and to the host
+	pool       *pool          // the default pool, made when asked for
 }
 
 // A context is the primary context of a device, from its first retain to its

@@ -24,6 +24,8 @@ type stream struct {
 	seen   uint64 // number of the newest operation that the host knows complete
 	blind  bool   // waited on a memory value or a host function, or for one that did: order unknown
 
+	lastLine *copyQueue // that its newest operation took
+
 	end   moment // of the newest operation whose time is known
 	ended moment // of the newest operation that ran
 	late  int    // operations pending whose time is not known
@@ -49,6 +51,7 @@ type op struct {
 	shows   bool      // the host may learn of it by other means than a driver call
 	before  clock     // for those that show
 	rec     *record
+	line    *copyQueue
 	gate    *bool // of Hold; other operations that hold wait on a memory value
 	span    span
 	reads   extent // of copies and fills, as writes
@@ -69,6 +72,7 @@ func (st *stream) pop() {
 	for _, b := range o.uses {
 		b.pending--
 	}
+	o.line.leave(o)
 	*o = op{}
 	st.head++
 	switch {
@@ -191,6 +195,7 @@ func (s *Sim) enqueue(st *stream, o *op) cuapi.Result {
 		o.rec.blind = st.blind
 	}
 	s.plan(st, o)
+	o.line = st.line(o)
 	if len(s.active) == 0 && !s.cfg.Stepped && !o.callout && (o.ready == nil || o.ready()) {
 		s.perform(st, o)
 		return cuapi.Success
@@ -207,6 +212,9 @@ func (s *Sim) enqueue(st *stream, o *op) cuapi.Result {
 	}
 	if q := st.queue(o.fills); q != nil {
 		*q++
+	}
+	if o.line != nil {
+		*o.line = append(*o.line, o.seq)
 	}
 	if st.pending() == 0 {
 		s.active = append(s.active, st)
@@ -293,7 +301,7 @@ func (s *Sim) idle(st *stream) {
 // runnable tells whether the first operation of a stream may run now.
 func (s *Sim) runnable(st *stream) bool {
 	o := st.first()
-	return !st.busy && (o.ready == nil || o.ready()) && !s.behindLegacy(st, o) && s.hasQueue(st)
+	return !st.busy && (o.ready == nil || o.ready()) && o.line.first(o) && !s.behindLegacy(st, o) && s.hasQueue(st)
 }
 
 // behindLegacy: the legacy stream waits for what came before it in the

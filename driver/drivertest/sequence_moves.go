@@ -2,6 +2,7 @@ package drivertest
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
 )
@@ -161,7 +162,8 @@ func (p *player) askError() {
 		return
 	}
 	r := p.GetErrorString(code, s)
-	p.call(cuapi.IDGetErrorString, fmt.Sprint(int(code)), r, cuapi.CString(*s))
+	text, _, _ := strings.Cut(cuapi.CString(*s), " (simulated driver: ") // which it adds
+	p.call(cuapi.IDGetErrorString, fmt.Sprint(int(code)), r, text)
 }
 
 func (p *player) newStream(flags uint32) {

@@ -1,0 +1,54 @@
+package cudasim
+
+import "slices"
+
+// A copyQueue is a hardware queue of downloads, or of large uploads, that streams
+// share: half as many of each as there are hardware queues, given to streams in
+// order of their creation. It is strictly in order, whatever its copies wait for,
+// so that a copy which stands behind a held one stands still, in whichever stream
+// (docs/driver-facts: "A held copy holds copies of other streams").
+type copyQueue []uint64 // the operations pending, by number, in order
+
+// smallUpload is how many bytes go through the queues of kernels instead.
+const smallUpload = 32 << 10
+
+// copies returns the queue of a stream's copies: up, or down.
+func (d *device) copies(st *stream, up bool) *copyQueue {
+	n := max(1, d.queues/2)
+	i := 0
+	if up {
+		i = 1
+	}
+	if d.copyQueues[i] == nil {
+		d.copyQueues[i] = make([]copyQueue, n)
+	}
+	return &d.copyQueues[i][st.index%n]
+}
+
+// line tells which copy queue an operation takes: its own, and a hold's is that
+// of what its stream was given before.
+func (st *stream) line(o *op) *copyQueue {
+	switch {
+	case o.span.toHost && !o.span.fromHost:
+		st.lastLine = st.ctx.dev.copies(st, false)
+	case o.span.fromHost && !o.span.toHost && o.span.bytes > smallUpload:
+		st.lastLine = st.ctx.dev.copies(st, true)
+	case o.holds:
+	case o.fills != nothing:
+		st.lastLine = nil
+		return nil
+	default:
+		return nil
+	}
+	return st.lastLine
+}
+
+// first tells whether the queue has come to an operation.
+func (q *copyQueue) first(o *op) bool { return q == nil || (*q)[0] == o.seq }
+
+func (q *copyQueue) leave(o *op) {
+	if q != nil {
+		i := slices.Index(*q, o.seq)
+		*q = slices.Delete(*q, i, i+1)
+	}
+}
