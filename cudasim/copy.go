@@ -317,8 +317,7 @@ func (s *Sim) callback(f func()) (cause any, text string, at stack) {
 // access, nothing is reported.
 type watch struct {
 	on      bool
-	stirred int // of the block, and
-	called  int // of the simulator, when it began
+	stirred int // of the block when it began
 	sum     uint64
 }
 
@@ -365,10 +364,10 @@ func (s *Sim) startWatch(st *stream, o *op) {
 	switch {
 	case st.blind, b == nil || b.freed || b.freeing || b.flagged:
 		return
-	case all && (b.pending > 0 || s.calls > 0): // what is pending may still read it
+	case all && b.pending > 0: // what is pending may still read it
 		return
 	}
-	o.watch = watch{on: true, stirred: b.stirred, called: s.called}
+	o.watch = watch{on: true, stirred: b.stirred}
 	if !all {
 		o.watch.sum = e.hash()
 		return
@@ -386,7 +385,7 @@ func (s *Sim) endWatch(o *op) {
 	}
 	e, all := o.watched()
 	switch n := e.to - e.from; {
-	case e.b.stirred != w.stirred, w.called != s.called, s.calls > 0, e.b.flagged:
+	case e.b.stirred != w.stirred, e.b.flagged:
 	case !all && e.hash() != w.sum:
 		s.violate(HostAccess, fmt.Sprintf("%v: the host wrote into the source of a pending upload of %d bytes", e.b, n), nil)
 	case all && !e.holds(flightByte):

@@ -99,8 +99,6 @@ type Sim struct {
 	hostFuncs map[uintptr]func()
 	semWait   uintptr // the host function that waits for a semaphore
 
-	calls      int // host functions pending
-	called     int // host functions that ran
 	violations []Violation
 	frames     []uintptr  // room for stacks of operations
 	reason     string     // of the last call's result, if it did wrong

@@ -207,9 +207,6 @@ func (s *Sim) enqueue(st *stream, o *op) cuapi.Result {
 	for _, b := range o.uses {
 		b.pending++
 	}
-	if o.callout {
-		s.calls++
-	}
 	if q := st.queue(o.fills); q != nil {
 		*q++
 	}
@@ -280,10 +277,6 @@ func (s *Sim) step(st *stream) {
 	st.busy = true
 	s.perform(st, &o)
 	st.busy = false
-	if o.callout {
-		s.calls--
-		s.called++
-	}
 	s.cur = cur
 	if st.pending() == 0 {
 		return // the context was lost, and its queues emptied
@@ -328,10 +321,6 @@ func (s *Sim) drop(ctx *context) {
 				if o.holds && o.gate == nil {
 					s.flags--
 				}
-				if o.callout && !st.busy {
-					s.calls--
-				}
-				st.busy = false // the first alone runs
 				st.pop()
 			}
 			st.late = 0

@@ -114,6 +114,25 @@ func TestNoFalseAlarm(t *testing.T) {
 			c := p.r.stream()
 			p.r.ok(p.r.MemcpyDtoHAsync(p.host, p.y, n, c))
 		},
+		"the same by a word that a kernel writes": func(p *rightful) {
+			storeFlag(p.word, 0)
+			p.r.ok(p.r.MemsetD8Async(p.y, 3, n, p.b))
+			p.r.ok(p.r.launch(p.add, p.b, arg(hostPtr(p.flag)), arg(uint32(1)), arg(float32(1))))
+			p.r.ok(p.r.StreamWaitValue32(p.a, hostPtr(p.flag), 1, cuapi.StreamWaitValueGEQ))
+			p.r.ok(p.r.EventRecord(p.ev, p.a))
+			p.r.steps()
+			p.r.ok(p.r.EventQuery(p.ev))
+			p.r.ok(p.r.MemcpyDtoHAsync(p.host, p.y, n, p.r.stream()))
+		},
+		"the same, and the host waits for the stream": func(p *rightful) {
+			storeFlag(p.word, 0)
+			p.r.ok(p.r.MemsetD8Async(p.y, 3, n, p.b))
+			p.r.ok(p.r.launch(p.add, p.b, arg(hostPtr(p.flag)), arg(uint32(1)), arg(float32(1))))
+			p.r.ok(p.r.StreamWaitValue32(p.a, hostPtr(p.flag), 1, cuapi.StreamWaitValueGEQ))
+			p.r.steps()
+			p.r.ok(p.r.StreamSynchronize(p.a))
+			p.r.ok(p.r.MemcpyDtoHAsync(p.host, p.y, n, p.r.stream()))
+		},
 		"a host function writes the source": func(p *rightful) {
 			p.r.ok(p.r.LaunchHostFunc(p.b, p.r.sim.HostFunc(func() { p.mem[2]++ }), 0))
 			p.r.ok(p.r.EventRecord(p.ev, p.b))
