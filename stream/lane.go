@@ -243,6 +243,9 @@ func (l *Lane) run(list *cuapi.List, n int, m *Mark, bytes uintptr) error {
 		l.events.Put(m.ev)
 		m.ev = nil
 		l.unmarked.Store(markEvery) // the next operation tries again
+	} else if m != nil && r != cuapi.Success { // it may be recorded
+		l.events.Bar(m.ev)
+		m.ev = nil
 	}
 	if done < n && r == cuapi.OutOfMemory && list.ID(done) == cuapi.IDMemAllocFromPoolAsync {
 		n = 0 // no memory, and nothing enqueued: the credit comes back
@@ -340,7 +343,8 @@ func (l *Lane) Fence(m *Mark, upto uint64) error {
 	ev := m.ev
 	m.upto = l.issued.Load() // all of these were enqueued before the record is
 	if r := l.core.Table.EventRecord(ev.Handle(), l.h); r != cuapi.Success {
-		m.ev = nil // it may be recorded: never used again
+		m.ev = nil
+		l.events.Bar(ev) // it may be recorded
 		return &Enqueued{l.core.Fail(cuapi.IDEventRecord, r, "")}
 	}
 	l.mu.Lock()
