@@ -42,6 +42,7 @@ type Lane struct {
 	foreign  atomic.Bool // other code knows the handle: it may capture
 	adopted  bool        // other code owns the driver's stream
 	users    atomic.Int32
+	kept     atomic.Int32          // of these: for good
 	broken   atomic.Pointer[error] // the first enqueue that failed: not for new users
 	credits  atomic.Int64
 	spinning atomic.Bool   // one wait looks before it parks
@@ -112,6 +113,10 @@ func (l *Lane) Drop() {
 		p.push(l)
 	}
 }
+
+// Keep makes one use last for good: what it was for is never released, so that
+// the lane is never taken again. Nobody enqueues on behalf of such a use.
+func (l *Lane) Keep() { l.kept.Add(1) }
 
 // wantLast has the watcher look at what the lane has pending, so that a lane that
 // is not taken again is done with.
