@@ -93,10 +93,10 @@ func (p *Pool) Put(e *Event) {
 }
 
 // Bar keeps an event out of use for good, as one of which nobody knows whether it
-// is recorded, or complete. The context's shutdown destroys it.
+// is recorded, or complete: it counts as in use. The context's shutdown destroys
+// it.
 func (p *Pool) Bar(e *Event) {
 	p.mu.Lock()
-	p.taken--
 	p.barred = append(p.barred, e)
 	p.mu.Unlock()
 }

@@ -64,6 +64,9 @@ const caseEnv = "PURECUDA_FAULT_CASE"
 // and the GPU's own context stays sound.
 func loops(w *workflow, m machine) []fault.Loop {
 	all := fault.Loop{Codes: codes, Varies: append(w.varies, varies...), Sample: sample, SampleVaries: 3}
+	if sample > 0 {
+		all.Codes = []driver.Result{driver.ErrInvalidValue, driver.ErrOutOfMemory, driver.ErrLaunchFailed}
+	}
 	if m.name == "gpu" {
 		all.Codes = []driver.Result{driver.ErrInvalidValue, driver.ErrLaunchFailed}
 		all.Sample, all.SampleVaries = 2, 1
@@ -86,9 +89,6 @@ func TestFault21EveryCallFails(t *testing.T) {
 	for i := range workflows {
 		w := &workflows[i]
 		t.Run(w.name, func(t *testing.T) {
-			if i > 0 && len(machines) == 1 { // the first one collects: it goes alone
-				t.Parallel()
-			}
 			for _, m := range machines {
 				if m.name == "gpu" && w.simOnly {
 					continue
