@@ -328,58 +328,80 @@ func (c *Context) current(f func() cuapi.Result) cuapi.Result {
 
 // probe tells whether calls on handles need the context current, which the
 // reference allows and no measured driver does. It asks on a thread without a
-// current context, with handles of its own.
+// current context, with handles of its own. What fails otherwise is an error.
 func (c *Context) probe() (need bool, err error) {
-	t := c.dev.drv.table
-	stream, event := new(cuapi.Stream), new(cuapi.Event)
-	done := make(chan error, 1)
+	done := make(chan struct{})
 	go func() {
+		defer close(done)
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		done <- func() error {
-			if r := c.current(func() cuapi.Result { return t.StreamCreate(stream, cuapi.StreamNonBlocking) }); r != cuapi.Success {
-				return c.fail(cuapi.IDStreamCreate, r, "")
-			}
-			if r := c.current(func() cuapi.Result { return t.EventCreate(event, cuapi.EventDisableTiming) }); r != cuapi.Success {
-				c.current(func() cuapi.Result { return t.StreamDestroy(*stream) })
-				return c.fail(cuapi.IDEventCreate, r, "")
-			}
-			defer c.clear()()
-			calls := []func() cuapi.Result{
-				func() cuapi.Result { return t.EventRecord(*event, *stream) },
-				func() cuapi.Result { return t.EventQuery(*event) },
-				func() cuapi.Result { return t.EventSynchronize(*event) },
-				func() cuapi.Result { return t.StreamWaitEvent(*stream, *event, 0) },
-				func() cuapi.Result { return t.StreamQuery(*stream) },
-			}
-			for _, call := range calls {
-				need = need || call() == cuapi.InvalidContext
-			}
-			c.current(func() cuapi.Result { return t.EventDestroy(*event) })
-			c.current(func() cuapi.Result { return t.StreamDestroy(*stream) })
-			return nil
-		}()
+		need, err = c.ask()
 	}()
-	err = <-done
+	<-done
 	return need, err
 }
 
-// clear takes every context off the calling thread's stack, and returns what
-// puts them back: unbinding the current one alone uncovers the one below.
-func (c *Context) clear() (restore func()) {
+// ask is probe, on a thread that it has to itself.
+func (c *Context) ask() (need bool, err error) {
 	t := c.dev.drv.table
-	var stack []cuapi.Context
+	stream, event := new(cuapi.Stream), new(cuapi.Event)
+	check := func(id cuapi.ID, r cuapi.Result) bool {
+		if r != cuapi.Success && err == nil {
+			err = c.fail(id, r, "")
+		}
+		return r == cuapi.Success
+	}
+	if !check(cuapi.IDStreamCreate, c.current(func() cuapi.Result { return t.StreamCreate(stream, cuapi.StreamNonBlocking) })) {
+		return false, err
+	}
+	if check(cuapi.IDEventCreate, c.current(func() cuapi.Result { return t.EventCreate(event, cuapi.EventDisableTiming) })) {
+		stack, id, r := c.clear()
+		for _, call := range []struct {
+			id cuapi.ID
+			f  func() cuapi.Result
+		}{
+			{cuapi.IDEventRecord, func() cuapi.Result { return t.EventRecord(*event, *stream) }},
+			{cuapi.IDEventQuery, func() cuapi.Result { return t.EventQuery(*event) }},
+			{cuapi.IDEventSynchronize, func() cuapi.Result { return t.EventSynchronize(*event) }},
+			{cuapi.IDStreamWaitEvent, func() cuapi.Result { return t.StreamWaitEvent(*stream, *event, 0) }},
+			{cuapi.IDStreamQuery, func() cuapi.Result { return t.StreamQuery(*stream) }},
+		} {
+			if !check(id, r) || need {
+				break
+			}
+			switch id, r = call.id, call.f(); r {
+			case cuapi.InvalidContext:
+				need, r = true, cuapi.Success
+			case cuapi.NotReady:
+				if id == cuapi.IDEventQuery || id == cuapi.IDStreamQuery {
+					r = cuapi.Success
+				}
+			}
+		}
+		check(id, r)
+		for _, h := range slices.Backward(stack) {
+			check(cuapi.IDCtxPushCurrent, t.CtxPushCurrent(h))
+		}
+		check(cuapi.IDEventDestroy, c.current(func() cuapi.Result { return t.EventDestroy(*event) }))
+	}
+	check(cuapi.IDStreamDestroy, c.current(func() cuapi.Result { return t.StreamDestroy(*stream) }))
+	return need && err == nil, err
+}
+
+// clear takes every context off the calling thread's stack, and returns them:
+// unbinding the current one alone uncovers the one below. It tells which call
+// failed, if one did.
+func (c *Context) clear() (stack []cuapi.Context, id cuapi.ID, r cuapi.Result) {
+	t := c.dev.drv.table
 	for {
 		top := new(cuapi.Context)
-		if t.CtxGetCurrent(top); *top == 0 || t.CtxPopCurrent(top) != cuapi.Success {
-			break
+		if r := t.CtxGetCurrent(top); r != cuapi.Success || *top == 0 {
+			return stack, cuapi.IDCtxGetCurrent, r
+		}
+		if r := t.CtxPopCurrent(top); r != cuapi.Success {
+			return stack, cuapi.IDCtxPopCurrent, r
 		}
 		stack = append(stack, *top)
-	}
-	return func() {
-		for _, h := range slices.Backward(stack) {
-			t.CtxPushCurrent(h)
-		}
 	}
 }
 

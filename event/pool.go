@@ -41,10 +41,11 @@ func (e *Event) Return() {
 type Pool struct {
 	core *wire.Context
 
-	mu    sync.Mutex
-	idle  []*Event
-	made  int
-	taken int
+	mu     sync.Mutex
+	idle   []*Event
+	barred []*Event
+	made   int
+	taken  int
 }
 
 type key struct{}
@@ -91,6 +92,15 @@ func (p *Pool) Put(e *Event) {
 	}
 }
 
+// Bar keeps an event out of use for good, as one of which nobody knows whether it
+// is recorded, or complete: it counts as in use. The context's shutdown destroys
+// it.
+func (p *Pool) Bar(e *Event) {
+	p.mu.Lock()
+	p.barred = append(p.barred, e)
+	p.mu.Unlock()
+}
+
 // take makes a closed event idle.
 func (p *Pool) take(e *Event) {
 	e.cell = own.Cell{}
@@ -131,11 +141,12 @@ func (p *Pool) Stats() Stats {
 	return Stats{Created: p.made, Idle: len(p.idle), InUse: p.taken}
 }
 
-// destroy ends the idle events. Those still in use stay, with their context.
+// destroy ends the idle events and those that are barred: an event may be
+// destroyed while it is pending. Those still in use stay, with their context.
 func (p *Pool) destroy() error {
 	p.mu.Lock()
-	idle := p.idle
-	p.idle = nil
+	idle := append(p.idle, p.barred...)
+	p.idle, p.barred = nil, nil
 	p.mu.Unlock()
 	if p.core.Lost() != nil {
 		return nil // they end with the context

@@ -171,8 +171,9 @@ func TestShutdownDestroysEventsBehindTheirStreams(t *testing.T) {
 func TestAFailedDestructionIsTold(t *testing.T) {
 	sim := cudasim.New(cudasim.Config{})
 	sim.Table().Init(0)
+	opened := false // the probe of a context destroys an event of its own
 	d, err := wire.NewDriver(cuapi.Intercept(sim.Table(), func(c cuapi.Call, next func() cuapi.Result) cuapi.Result {
-		if r := next(); c.ID != cuapi.IDEventDestroy {
+		if r := next(); c.ID != cuapi.IDEventDestroy || !opened {
 			return r
 		}
 		return cuapi.InvalidHandle
@@ -183,6 +184,7 @@ func TestAFailedDestructionIsTold(t *testing.T) {
 	ctx, err := dev.Primary()
 	must(t, err)
 	must(t, event.PoolOf(wire.ContextOf(ctx)).Reserve(1))
+	opened = true
 	sim.StartTrace()
 	if err := ctx.Shutdown(context.Background()); !errors.Is(err, driver.ErrInvalidHandle) {
 		t.Error(err)

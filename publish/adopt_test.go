@@ -462,7 +462,7 @@ func TestAbandonedAdoptionIsReleased(t *testing.T) {
 // release never called.
 func TestReleaseIsNeverCalledUnproven(t *testing.T) {
 	// fails makes the first call of an operation fail, behind its effect.
-	fails := func(f *fault, call string, do func() error) {
+	fails := func(f *slip, call string, do func() error) {
 		t.Helper()
 		f.arm(0, cuapi.InvalidHandle, true)
 		err := do()
@@ -472,46 +472,46 @@ func TestReleaseIsNeverCalledUnproven(t *testing.T) {
 			t.Errorf("the first call is %q, want %s: %v", hit, call, err)
 		}
 	}
-	for name, spoil := range map[string]func(r *rig, f *fault, s *publish.Session, v *publish.Value){
-		"launch": func(r *rig, f *fault, s *publish.Session, v *publish.Value) {
+	for name, spoil := range map[string]func(r *rig, f *slip, s *publish.Session, v *publish.Value){
+		"launch": func(r *rig, f *slip, s *publish.Session, v *publish.Value) {
 			fails(f, "cuLaunchKernel", func() error {
 				return s.Launch(r.inc, kernel.Grid(64), publish.In(v), publish.Out(v), kernel.U32(64))
 			})
 			must(t, v.Close())
 		},
-		"upload": func(r *rig, f *fault, s *publish.Session, v *publish.Value) {
+		"upload": func(r *rig, f *slip, s *publish.Session, v *publish.Value) {
 			buf := r.buffer(make([]byte, 64))
 			fails(f, "cuMemcpyHtoDAsync_v2", func() error { _, err := s.Upload(v, buf); return err })
 			must(t, v.Close())
 		},
-		"publish": func(r *rig, f *fault, s *publish.Session, v *publish.Value) {
+		"publish": func(r *rig, f *slip, s *publish.Session, v *publish.Value) {
 			fails(f, "cuEventRecord", func() error { _, err := s.PublishAsserted(v); return err })
 			v.Close()
 		},
-		"download": func(r *rig, f *fault, s *publish.Session, v *publish.Value) {
+		"download": func(r *rig, f *slip, s *publish.Session, v *publish.Value) {
 			p, err := s.PublishAsserted(v)
 			must(t, err)
 			buf := r.buffer(make([]byte, 64))
 			fails(f, "cuMemcpyDtoHAsync_v2", func() error { _, err := p.DownloadInto(buf); return err })
 			p.Close()
 		},
-		"fence": func(r *rig, f *fault, s *publish.Session, v *publish.Value) {
+		"fence": func(r *rig, f *slip, s *publish.Session, v *publish.Value) {
 			f.arm(0, cuapi.InvalidHandle, true)
 			must(t, v.Close())
 			if _, hit := f.disarm(); hit != "cuEventRecord" {
 				t.Errorf("closing calls %q first", hit)
 			}
 		},
-		"lost": func(r *rig, f *fault, s *publish.Session, v *publish.Value) {
+		"lost": func(r *rig, f *slip, s *publish.Session, v *publish.Value) {
 			must(t, s.Launch(r.bad, kernel.Grid(1), publish.Out(v)))
 			if err := s.Synchronize(r.within()); !errors.Is(err, driver.ErrIllegalAddress) {
 				t.Error(err)
 			}
 			must(t, v.Close())
 		},
-		"leak": func(r *rig, f *fault, s *publish.Session, v *publish.Value) { v.Leak() },
+		"leak": func(r *rig, f *slip, s *publish.Session, v *publish.Value) { v.Leak() },
 	} {
-		f := &fault{}
+		f := &slip{}
 		r := newRig(t, options{around: f.around})
 		r.keep = true
 		s := r.session()

@@ -169,6 +169,7 @@ func (r *record) Kept(cause error) {
 	r.rt.mem.Keep(device)
 	r.rt.kept.add(r.owned(), cause)
 	r.lane.Unreserve(&r.ended)
+	r.lane.Keep()
 	r.rt.unpin()
 }
 

@@ -66,7 +66,7 @@ func TestPublishBesideAFailingLaunch(t *testing.T) {
 
 // An upload that failed taints the value that it wrote to.
 func TestUnprovenUploadTaints(t *testing.T) {
-	f := &fault{}
+	f := &slip{}
 	r := newRig(t, options{around: f.around})
 	r.keep = true
 	s := r.session()
@@ -391,7 +391,7 @@ func TestOutOfMemoryTakesNoCredits(t *testing.T) {
 
 // An allocation that fails otherwise may have happened: it is counted.
 func TestUnprovenAllocIsCounted(t *testing.T) {
-	f := &fault{}
+	f := &slip{}
 	r := newRig(t, options{around: f.around})
 	r.keep = true
 	s := r.session()

@@ -59,6 +59,10 @@ func AwaitCredits(core *wire.Context) (freed <-chan struct{}, stop func()) {
 	return freed, stop
 }
 
+// InFlight returns how many operations of the context are not known to be
+// complete: those that hold credits.
+func InFlight(core *wire.Context) int { return int(flowOf(core).used.Load()) }
+
 func (f *flow) add(l *Lane) {
 	f.mu.Lock()
 	f.lanes = append(f.lanes, l)
@@ -124,13 +128,14 @@ func (f *flow) Poll() (progress, more bool) {
 // sweep looks at the lane's marks and asks for the stream where operations are
 // in flight that no mark is behind (cuStreamQuery). What other code knows may
 // capture, which a query would spoil: it is asked for on behalf of its own user
-// alone, who found that it does not capture, or where it has no user.
+// alone, who found that it does not capture, or where it has no user but those
+// that are for good.
 func (l *Lane) sweep(mine bool) {
 	l.Poll()
 	issued := l.issued.Load() // these were enqueued before the query
 	l.mu.Lock()
 	foreign := l.foreign.Load() && !mine
-	idle := l.users.Load() == 0 && !l.adopted
+	idle := l.users.Load() == l.kept.Load() && !l.adopted
 	if l.dead || l.head != nil || l.retired >= issued || foreign && !idle || l.core.Lost() != nil {
 		l.mu.Unlock()
 		return

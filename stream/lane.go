@@ -42,6 +42,7 @@ type Lane struct {
 	foreign  atomic.Bool // other code knows the handle: it may capture
 	adopted  bool        // other code owns the driver's stream
 	users    atomic.Int32
+	kept     atomic.Int32          // of these: for good
 	broken   atomic.Pointer[error] // the first enqueue that failed: not for new users
 	credits  atomic.Int64
 	spinning atomic.Bool   // one wait looks before it parks
@@ -112,6 +113,10 @@ func (l *Lane) Drop() {
 		p.push(l)
 	}
 }
+
+// Keep makes one use last for good: what it was for is never released, so that
+// the lane is never taken again. Nobody enqueues on behalf of such a use.
+func (l *Lane) Keep() { l.kept.Add(1) }
 
 // wantLast has the watcher look at what the lane has pending, so that a lane that
 // is not taken again is done with.
@@ -243,6 +248,9 @@ func (l *Lane) run(list *cuapi.List, n int, m *Mark, bytes uintptr) error {
 		l.events.Put(m.ev)
 		m.ev = nil
 		l.unmarked.Store(markEvery) // the next operation tries again
+	} else if m != nil && r != cuapi.Success { // it may be recorded
+		l.events.Bar(m.ev)
+		m.ev = nil
 	}
 	if done < n && r == cuapi.OutOfMemory && list.ID(done) == cuapi.IDMemAllocFromPoolAsync {
 		n = 0 // no memory, and nothing enqueued: the credit comes back
@@ -340,7 +348,8 @@ func (l *Lane) Fence(m *Mark, upto uint64) error {
 	ev := m.ev
 	m.upto = l.issued.Load() // all of these were enqueued before the record is
 	if r := l.core.Table.EventRecord(ev.Handle(), l.h); r != cuapi.Success {
-		m.ev = nil // it may be recorded: never used again
+		m.ev = nil
+		l.events.Bar(ev) // it may be recorded
 		return &Enqueued{l.core.Fail(cuapi.IDEventRecord, r, "")}
 	}
 	l.mu.Lock()

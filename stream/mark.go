@@ -290,10 +290,12 @@ func (l *Lane) settleLocked(m *Mark, e markEvent, err error) {
 	if m.done != nil && !m.letGo {
 		close(m.done)
 	}
-	if e == seenDone { // the event of a failed mark is never used again
+	if e == seenDone {
 		l.events.Put(m.ev)
-		m.ev = nil
+	} else {
+		l.events.Bar(m.ev)
 	}
+	m.ev = nil
 }
 
 func (l *Lane) unlinkLocked(m *Mark) {

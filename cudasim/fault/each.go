@@ -27,6 +27,9 @@ type Loop struct {
 	// Sample bounds how many positions of one entry point are taken, spread
 	// evenly, the first one among them; 0 means all.
 	Sample int
+	// SampleVaries is Sample for the entry points of Varies: a run may have
+	// hundreds of looks, each like the next. 0 means as Sample.
+	SampleVaries int
 }
 
 // A Report says what [Each] did.
@@ -134,7 +137,7 @@ func Each(l Loop, run func(*Case) error) (Report, error) {
 		return report, fmt.Errorf("fault: the unfaulted run: %w", err)
 	}
 	first.inj.mu.Lock()
-	steps := l.steps(first.a.trace)
+	steps := l.steps(first.a.trace, &varies)
 	first.inj.mu.Unlock()
 	if len(steps) == 0 {
 		return report, errors.New("fault: the unfaulted run made no driver call that is to fail")
@@ -228,17 +231,20 @@ func (l Loop) check() (varies [cuapi.NumEntries]bool, err error) {
 }
 
 // steps are the calls that are to fail, of those that the unfaulted run made.
-func (l Loop) steps(trace []step) (list []step) {
+func (l Loop) steps(trace []step, varies *[cuapi.NumEntries]bool) (list []step) {
 	var of [cuapi.NumEntries][]step
 	for i, s := range trace {
 		if l.Only.matches(s.id, i+1) {
 			of[s.id] = append(of[s.id], s)
 		}
 	}
-	for _, all := range of {
-		n := len(all)
-		if l.Sample > 0 {
-			n = min(n, l.Sample)
+	for id, all := range of {
+		n, most := len(all), l.Sample
+		if varies[id] && l.SampleVaries > 0 {
+			most = l.SampleVaries
+		}
+		if most > 0 {
+			n = min(n, most)
 		}
 		for i := range n {
 			list = append(list, all[i*len(all)/n])

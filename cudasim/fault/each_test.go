@@ -140,6 +140,8 @@ func TestEachChooses(t *testing.T) {
 		{"sample", fault.Loop{Sample: 2}, map[string]int{"cuMemcpyDtoHAsync_v2": 2, "cuEventRecord": 2, "cuEventQuery": 4}, 0, ""},
 		{"sample of seven", fault.Loop{Sample: 4}, map[string]int{"cuMemcpyDtoHAsync_v2": 2, "cuEventRecord": 2, "cuEventQuery": 6}, 0, "cuEventQuery #6"},
 		{"varies", fault.Loop{Varies: []string{"cuEventQuery"}}, map[string]int{"cuMemcpyDtoHAsync_v2": 2, "cuEventRecord": 2, "cuEventQuery": 8}, 6, ""},
+		{"sample of what varies", fault.Loop{Varies: []string{"cuEventQuery"}, SampleVaries: 2}, map[string]int{"cuMemcpyDtoHAsync_v2": 2, "cuEventRecord": 2, "cuEventQuery": 4}, 0, ""},
+		{"more of what varies", fault.Loop{Varies: []string{"cuEventQuery"}, Sample: 1, SampleVaries: 7}, map[string]int{"cuMemcpyDtoHAsync_v2": 2, "cuEventRecord": 2, "cuEventQuery": 8}, 6, ""},
 		{"another varies", fault.Loop{Varies: []string{"cuEventRecord"}}, map[string]int{"cuMemcpyDtoHAsync_v2": 2, "cuEventRecord": 2, "cuEventQuery": 8}, 0, "cuEventQuery #5"},
 		{"varies, and none comes", fault.Loop{Varies: []string{"cuEventQuery"}, Only: fault.Calls(7, 10)}, map[string]int{"cuMemcpyDtoHAsync_v2": 2}, 4, "cuEventQuery with CUDA_ERROR_INVALID_VALUE (1), after its effect true: injected in no run"},
 	} {
