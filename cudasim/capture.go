@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/internal/osthread"
 )
 
 // A capture collects what its streams would do into a graph. The graph keeps
@@ -113,7 +114,7 @@ func (s *Sim) notCapturing(st *stream) cuapi.Result {
 // global mode; none for a thread in relaxed mode (documented at
 // cuThreadExchangeStreamCaptureMode, docs/driver-facts: "Beside a capture").
 func (s *Sim) beside() cuapi.Result {
-	id, mode := threadID(), int32(cuapi.CaptureModeGlobal)
+	id, mode := osthread.ID(), int32(cuapi.CaptureModeGlobal)
 	if t := s.threads[id]; t != nil {
 		mode = t.mode
 	}
@@ -157,7 +158,7 @@ func (s *Sim) streamBeginCapture(h cuapi.Stream, mode int32) cuapi.Result {
 	case st.capture != nil:
 		return cuapi.IllegalState
 	}
-	st.capture = &capture{origin: st, streams: []*stream{st}, mode: mode, thread: threadID(), nodes: map[*stream]int{}, covers: map[*stream]map[*stream]int{}}
+	st.capture = &capture{origin: st, streams: []*stream{st}, mode: mode, thread: osthread.ID(), nodes: map[*stream]int{}, covers: map[*stream]map[*stream]int{}}
 	s.captures = append(s.captures, st.capture)
 	return cuapi.Success
 }
@@ -185,7 +186,7 @@ func (s *Sim) streamEndCapture(h cuapi.Stream, p *cuapi.Graph) cuapi.Result {
 	case st.capture.origin != st:
 		st.capture.invalid = true
 		return cuapi.StreamCaptureUnmatched
-	case st.capture.mode != cuapi.CaptureModeRelaxed && st.capture.thread != threadID():
+	case st.capture.mode != cuapi.CaptureModeRelaxed && st.capture.thread != osthread.ID():
 		return cuapi.StreamCaptureWrongThread
 	}
 	c := s.endCapture(st)

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/internal/osthread"
 )
 
 type device struct {
@@ -97,7 +98,7 @@ type thread struct {
 }
 
 func (s *Sim) thread() *thread {
-	id := threadID()
+	id := osthread.ID()
 	t := s.threads[id]
 	if t == nil {
 		t = &thread{}
@@ -108,7 +109,7 @@ func (s *Sim) thread() *thread {
 
 // current returns the calling thread's context.
 func (s *Sim) current() (*context, cuapi.Result) {
-	t := s.threads[threadID()]
+	t := s.threads[osthread.ID()]
 	if t == nil || len(t.current) == 0 || t.current[len(t.current)-1] == nil {
 		return nil, cuapi.InvalidContext
 	}
@@ -130,20 +131,20 @@ func (c *callbacks) here() bool {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return slices.Contains(c.in, threadID())
+	return slices.Contains(c.in, osthread.ID())
 }
 
 func (c *callbacks) enter() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.in = append(c.in, threadID())
+	c.in = append(c.in, osthread.ID())
 	c.n.Add(1)
 }
 
 func (c *callbacks) leave() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	i := slices.Index(c.in, threadID())
+	i := slices.Index(c.in, osthread.ID())
 	c.in = slices.Delete(c.in, i, i+1)
 	c.n.Add(-1)
 }
@@ -380,7 +381,7 @@ func (s *Sim) context(h cuapi.Context) (*context, cuapi.Result) {
 
 func (s *Sim) ctxGetCurrent(p *cuapi.Context) cuapi.Result {
 	*p = 0
-	if t := s.threads[threadID()]; t != nil && len(t.current) > 0 {
+	if t := s.threads[osthread.ID()]; t != nil && len(t.current) > 0 {
 		if c := t.current[len(t.current)-1]; c != nil {
 			*p = c.h
 		}
@@ -420,7 +421,7 @@ func (s *Sim) ctxPushCurrent(h cuapi.Context) cuapi.Result {
 }
 
 func (s *Sim) ctxPopCurrent(p *cuapi.Context) cuapi.Result {
-	t := s.threads[threadID()]
+	t := s.threads[osthread.ID()]
 	if t == nil || len(t.current) == 0 {
 		return cuapi.InvalidContext
 	}
@@ -435,7 +436,7 @@ func (s *Sim) ctxPopCurrent(p *cuapi.Context) cuapi.Result {
 func (s *Sim) popCurrent(t *thread) {
 	t.current = t.current[:len(t.current)-1]
 	if len(t.current) == 0 && t.mode == cuapi.CaptureModeGlobal {
-		delete(s.threads, threadID())
+		delete(s.threads, osthread.ID())
 	}
 }
 

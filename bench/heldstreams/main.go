@@ -19,10 +19,9 @@ import (
 
 var (
 	others  = flag.Int("streams", 16, "streams beside the held one; the legacy stream is one more")
+	size    = flag.Int("size", 1<<16, "bytes of each operation")
 	patient = flag.Duration("patience", 50*time.Millisecond, "how long a stream may take before it counts as standing still")
 )
-
-const size = 1 << 16
 
 type machine struct {
 	*cuapi.Table
@@ -52,11 +51,11 @@ func main() {
 		}
 		m.ok(m.EventCreate(&events[i], cuapi.EventDisableTiming))
 		d, h := new(cuapi.DevicePtr), new(cuapi.HostPtr)
-		m.ok(m.MemAlloc(d, size))
-		m.ok(m.MemHostAlloc(h, size, 0))
+		m.ok(m.MemAlloc(d, uintptr(*size)))
+		m.ok(m.MemHostAlloc(h, uintptr(*size), 0))
 		m.dev, m.host = append(m.dev, *d), append(m.host, *h)
 	}
-	m.ok(m.MemAlloc(&m.dev2, size))
+	m.ok(m.MemAlloc(&m.dev2, uintptr(*size)))
 	kinds := []string{"nothing", "fill", "upload", "download", "copy"}
 	fmt.Println("| before the hold | behind it | in the others | standing still |")
 	fmt.Println("|---|---|---|---|")
@@ -96,19 +95,20 @@ func main() {
 			}
 		}
 	}
-	fmt.Printf("\n%d of %d combinations had streams that stood still for %v, of %d and the legacy one.\n", bad, len(kinds)*len(kinds)*(len(kinds)-1), *patient, *others)
+	fmt.Printf("\n%d of %d combinations had streams that stood still for %v, of %d and the legacy one, with %d bytes.\n", bad, len(kinds)*len(kinds)*(len(kinds)-1), *patient, *others, *size)
 }
 
 func (m *machine) do(what string, i int, s cuapi.Stream) {
+	n := uintptr(*size)
 	switch what {
 	case "fill":
-		m.ok(m.MemsetD8Async(m.dev[i], 1, size, s))
+		m.ok(m.MemsetD8Async(m.dev[i], 1, n, s))
 	case "upload":
-		m.ok(m.MemcpyHtoDAsync(m.dev[i], m.host[i], size, s))
+		m.ok(m.MemcpyHtoDAsync(m.dev[i], m.host[i], n, s))
 	case "download":
-		m.ok(m.MemcpyDtoHAsync(m.host[i], m.dev[i], size, s))
+		m.ok(m.MemcpyDtoHAsync(m.host[i], m.dev[i], n, s))
 	case "copy":
-		m.ok(m.MemcpyDtoDAsync(m.dev2, m.dev[i], size, s))
+		m.ok(m.MemcpyDtoDAsync(m.dev2, m.dev[i], n, s))
 	}
 }
 

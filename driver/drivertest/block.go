@@ -186,7 +186,7 @@ func (r *rig) usedPool() cuapi.MemPool {
 func (r *rig) loose() cuapi.Module {
 	r.Helper()
 	m := new(cuapi.Module)
-	_, res := load(r.Table, m, []byte(PTX))
+	_, res := r.load(m, []byte(PTX))
 	r.ok(res)
 	return *m
 }

@@ -12,6 +12,7 @@ package drivertest
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/purecuda/purecuda/driver"
@@ -36,8 +37,9 @@ type Case struct {
 	// Evidence is what the expectation rests on: "section: words" is a place
 	// in docs/driver-facts.md; "evidence: file" a run of this suite on
 	// hardware, in docs/evidence; "design: words" a promise of this library;
-	// "unverified: words" what the driver's reference says, or nothing. A test
-	// of internal/archtest looks them up.
+	// "unverified: words" what the driver's reference says, or nothing: the
+	// name of such a case ends so where it runs. A test of internal/archtest looks
+	// them up.
 	Evidence string
 	// Child cases run in a process of their own: they end their context, or
 	// would leave a thread stuck where they fail.
@@ -62,7 +64,11 @@ const onHardware = "evidence: 2026-12-01-h200.md"
 // Run runs every case as a subtest, each on a target of its own.
 func Run(t *testing.T, open func(t *testing.T) Target) {
 	for _, c := range Cases() {
-		t.Run(c.Name, func(t *testing.T) {
+		name := c.Name
+		if strings.HasPrefix(c.Evidence, "unverified") {
+			name += "_UNVERIFIED" // on hardware: nobody shall take it for more
+		}
+		t.Run(name, func(t *testing.T) {
 			if c.Child && !child.Is() {
 				child.Run(t, c.Env...)
 				return

@@ -97,7 +97,7 @@ var moduleCases = []Case{
 func (r *rig) module() cuapi.Module {
 	r.Helper()
 	m := new(cuapi.Module)
-	if log, res := load(r.Table, m, []byte(PTX)); res != cuapi.Success {
+	if log, res := r.load(m, []byte(PTX)); res != cuapi.Success {
 		r.Fatalf("load: %v\n%s", res, log)
 	}
 	r.onEnd(func() cuapi.Result { return r.ModuleUnload(*m) })
@@ -144,7 +144,7 @@ func badImages(r *rig) {
 		{"text", "this is no device code", cuapi.InvalidImage, false},
 		{"bad PTX", PTX[:len(PTX)-10] + "\n\tnonsense;\n}\n", cuapi.InvalidPTX, true},
 	} {
-		log, res := load(r.Table, new(cuapi.Module), []byte(c.image))
+		log, res := r.load(new(cuapi.Module), []byte(c.image))
 		r.want(res, c.want, c.name)
 		if c.log && log == "" {
 			r.Errorf("%s: the compiler says nothing", c.name)

@@ -23,12 +23,12 @@ func out[T any](p *T) cuapi.HostPtr { return cuapi.HostPtr(p) }
 func cstring(s string) *byte { return &append([]byte(s), 0)[0] }
 
 // load loads an image and returns what the compiler had to say of errors.
-func load(t *cuapi.Table, m *cuapi.Module, image []byte) (log string, res cuapi.Result) {
+func (r *rig) load(m *cuapi.Module, image []byte) (log string, res cuapi.Result) {
 	text := append(bytes.Clone(image), 0)
 	buf := new([8192]byte)
 	options := []int32{cuapi.JITErrorLogBuffer, cuapi.JITErrorLogBufferSize}
 	values := []uintptr{uintptr(unsafe.Pointer(buf)), uintptr(len(buf))}
-	res = t.ModuleLoadDataEx(m, cuapi.HostPtr(&text[0]), uint32(len(options)), &options[0], &values[0])
+	res = r.ModuleLoadDataEx(m, cuapi.HostPtr(&text[0]), uint32(len(options)), &options[0], &values[0])
 	runtime.KeepAlive(text)
 	head, _, _ := bytes.Cut(buf[:], []byte{0})
 	return string(head), res

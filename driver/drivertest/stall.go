@@ -2,6 +2,7 @@ package drivertest
 
 import (
 	"sync/atomic"
+	"time"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
 )
@@ -23,7 +24,7 @@ var stallCases = []Case{
 	{Name: "ModuleLoadBlocks", Evidence: stalls + "block until the stream moves", Child: true, run: func(r *rig) {
 		m := new(cuapi.Module)
 		blocksWhileHeld(r, "cuModuleLoadData", func() cuapi.Result {
-			_, res := load(r.Table, m, []byte(PTX))
+			_, res := r.load(m, []byte(PTX))
 			return res
 		})
 		r.onEnd(func() cuapi.Result { return r.ModuleUnload(*m) })
@@ -39,7 +40,99 @@ var stallCases = []Case{
 		h, _ := r.pinned(64)
 		streamsShareAQueue(r, "downloads", func(s cuapi.Stream) cuapi.Result { return r.MemcpyDtoHAsync(h, d, 64, s) })
 	}},
+	{Name: "MemAllocOfTooMuchBlocks", Evidence: onHardware, Child: true, run: func(r *rig) {
+		held, d := r.stream(), new(cuapi.DevicePtr)
+		r.hold(held)
+		c := r.start("cuMemAlloc of 1 TiB", func() cuapi.Result { return r.MemAlloc(d, tooMuch) })
+		r.mustBlock(c)
+		r.returned()
+		r.mustReturn(c, cuapi.OutOfMemory)
+	}},
+	{Name: "HostToHostCopyWaits", Evidence: onHardware, Child: true, run: func(r *rig) {
+		held := r.stream()
+		from, src := r.pinned(64)
+		to, dst := r.pinned(64)
+		src[0] = 7
+		r.hold(held)
+		c := r.start("cuMemcpyAsync from host to host", func() cuapi.Result { return r.MemcpyAsync(address(to), address(from), 64, held) })
+		r.mustBlock(c)
+		r.returned()
+		r.mustReturn(c, cuapi.Success)
+		r.ok(r.StreamSynchronize(held))
+		if dst[0] != 7 {
+			r.Error("the copy is not there")
+		}
+	}},
+	{Name: "HeldDownloadHoldsAnother", Evidence: onHardware, Child: true, run: func(r *rig) { heldCopyHoldsAnother(r, true, false) }},
+	{Name: "HoldBehindDownloadHoldsAnother", Evidence: onHardware, Child: true, run: func(r *rig) { heldCopyHoldsAnother(r, true, true) }},
+	{Name: "HeldUploadHoldsAnother", Evidence: onHardware, Child: true, run: func(r *rig) { heldCopyHoldsAnother(r, false, false) }},
+	{Name: "HoldBehindUploadHoldsAnother", Evidence: onHardware, Child: true, run: func(r *rig) { heldCopyHoldsAnother(r, false, true) }},
 	{Name: "RecordsFillNothing", Evidence: stalls + "Event records, stream waits and pool allocate-free pairs did not count", Child: true, run: recordsFillNothing},
+}
+
+// heldCopyHoldsAnother has five streams copy 64 KiB each while the first one is held,
+// before or behind its copy: of the four others one stands still, until the release.
+func heldCopyHoldsAnother(r *rig, download, before bool) {
+	const size = 64 << 10
+	var streams []cuapi.Stream
+	var events []cuapi.Event
+	var copies []func() cuapi.Result
+	for range 5 { // one after the other: their order of creation tells who shares
+		streams = append(streams, r.stream())
+	}
+	for _, s := range streams {
+		d := r.device(size, 0)
+		h, _ := r.pinned(size)
+		events = append(events, r.event())
+		if download {
+			copies = append(copies, func() cuapi.Result { return r.MemcpyDtoHAsync(h, d, size, s) })
+		} else {
+			copies = append(copies, func() cuapi.Result { return r.MemcpyHtoDAsync(d, h, size, s) })
+		}
+	}
+	if before {
+		r.ok(copies[0]())
+		r.hold(streams[0])
+	} else {
+		r.hold(streams[0])
+		r.ok(copies[0]())
+	}
+	r.ok(r.EventRecord(events[0], streams[0]))
+	for i := 1; i < len(streams); i++ {
+		r.ok(copies[i]())
+		r.ok(r.EventRecord(events[i], streams[i]))
+	}
+	done := make([]bool, len(streams))
+	end := time.Now().Add(deadline)
+	for n := 0; n < 3 && time.Now().Before(end); {
+		for i := 1; i < len(streams); i++ {
+			switch res := r.EventQuery(events[i]); {
+			case done[i]:
+			case res == cuapi.Success:
+				done[i] = true
+				n++
+			default:
+				r.want(res, cuapi.NotReady, "a copy in another stream")
+			}
+		}
+	}
+	still := 0
+	for range looks / 10 {
+		still = 0
+		for i := 1; i < len(streams); i++ {
+			if !done[i] && r.EventQuery(events[i]) == cuapi.NotReady {
+				still++
+			}
+		}
+	}
+	if still != 1 {
+		r.Errorf("of four other streams %d stand still, want 1", still)
+	}
+	r.want(r.EventQuery(events[0]), cuapi.NotReady, "the held stream")
+	r.release()
+	for _, e := range events {
+		r.want(r.EventSynchronize(e), cuapi.Success, "a copy after the release")
+	}
 }
 
 // proceedWhileHeld makes each call that was measured to return while another

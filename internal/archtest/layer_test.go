@@ -32,9 +32,11 @@ var layers = []layer{
 	{"pinned", "driver internal/cuapi internal/own internal/wire"},
 	{"kernel", "driver stream internal/cuapi internal/own internal/wire"},
 	{"publish", "driver event stream memory pinned kernel retirequeue internal/cuapi internal/outside internal/own internal/room internal/watch internal/wire"},
-	{"cudasim", "driver internal/cuapi internal/wire"},
+	{"internal/osthread", ""},
+	{"cudasim", "driver internal/cuapi internal/osthread internal/wire"},
 	{"cudasim/fault", "driver internal/cuapi internal/outside internal/wire"},
 	{"driver/drivertest", "driver kernel pinned publish internal/child internal/cuapi internal/hold internal/wire"},
+	{"driver/difftest", "driver driver/drivertest internal/cuapi internal/hold internal/wire"},
 }
 
 // free are programs and tests, which may import anything.

@@ -1,15 +1,19 @@
-package drivertest_test
+package difftest_test
 
 import (
 	"crypto/sha256"
+	"encoding/binary"
 	"fmt"
+	"math"
 	"os"
 	"runtime"
 	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/purecuda/purecuda/driver/drivertest"
+	"github.com/purecuda/purecuda/cudasim"
+	"github.com/purecuda/purecuda/driver"
+	"github.com/purecuda/purecuda/driver/difftest"
 )
 
 // The seeds that are compared: those of living contexts, and those of contexts
@@ -28,7 +32,7 @@ func onSim(t *testing.T, seed uint64, lose bool) []string {
 	t.Helper()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	stage, err := drivertest.NewStage(openSim(t).Driver)
+	stage, err := difftest.NewStage(openSim(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,4 +78,33 @@ func TestDifferential(t *testing.T) {
 	if n != seeds+lostSeeds {
 		t.Errorf("%d sequences are recorded, want %d", n, seeds+lostSeeds)
 	}
+}
+
+// openSim opens a simulator with Go functions for the kernels of drivertest.PTX.
+func openSim(t *testing.T) *driver.Driver {
+	t.Helper()
+	sim := cudasim.New(cudasim.Config{})
+	sim.Kernel("fill", func(l *cudasim.Launch) {
+		dst := l.Bytes(0)
+		for i := range int(l.U32(2)) {
+			binary.NativeEndian.PutUint32(dst[4*i:], l.U32(1))
+		}
+	})
+	sim.Kernel("scale", func(l *cudasim.Launch) {
+		dst, src := l.Bytes(0), l.Bytes(1)
+		for i := range int(l.U64(3)) {
+			v := math.Float32frombits(binary.NativeEndian.Uint32(src[4*i:])) * l.F32(2)
+			if v != v {
+				v = math.Float32frombits(0x7FFFFFFF) // the one NaN that devices compute
+			}
+			binary.NativeEndian.PutUint32(dst[4*i:], math.Float32bits(v))
+		}
+	})
+	sim.Kernel("wild", func(l *cudasim.Launch) { l.Fault(int(driver.ErrIllegalAddress)) })
+	sim.Kernel("nop", func(*cudasim.Launch) {})
+	drv, err := sim.Driver()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return drv
 }

@@ -1,6 +1,6 @@
 //go:build gpu
 
-package drivertest_test
+package difftest_test
 
 import (
 	"fmt"
@@ -15,7 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/purecuda/purecuda/driver/drivertest"
+	"github.com/purecuda/purecuda/driver"
+	"github.com/purecuda/purecuda/driver/difftest"
 	"github.com/purecuda/purecuda/internal/child"
 )
 
@@ -81,7 +82,7 @@ func TestGPUDifferential(t *testing.T) {
 			t.Log("   " + strings.ReplaceAll(text, " / ", "\n        "))
 		}
 	}
-	t.Logf("%d sequences of %d steps and %d with a lost context were played on both, %d differ", seeds, drivertest.Steps, lostSeeds, total)
+	t.Logf("%d sequences of %d steps and %d with a lost context were played on both, %d differ", seeds, difftest.Steps, lostSeeds, total)
 	if dir := os.Getenv(recordEnv); dir != "" && !t.Failed() {
 		writeRecords(t, dir, records)
 	}
@@ -126,12 +127,12 @@ func playChild(t *testing.T) {
 	lose := f[0] == "lost"
 	from, _ := strconv.ParseUint(f[1], 10, 64)
 	to, _ := strconv.ParseUint(f[2], 10, 64)
-	drv, err := open()
+	drv, err := driver.Open()
 	if err != nil {
 		t.Fatal(err)
 	}
 	runtime.LockOSThread()
-	stage, err := drivertest.NewStage(drv)
+	stage, err := difftest.NewStage(drv)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,6 @@
 //go:build !linux && !windows
 
-package cudasim
+package osthread
 
 import (
 	"bytes"
@@ -8,10 +8,10 @@ import (
 	"strconv"
 )
 
-// threadID stands in for the OS thread: it is the goroutine's number, which
+// ID stands in for the OS thread: it is the goroutine's number, which
 // is right for callers that lock their thread, as callers of a thread-bound
 // API must.
-func threadID() int {
+func ID() int {
 	var buf [64]byte
 	f := bytes.Fields(buf[:runtime.Stack(buf[:], false)])
 	id, _ := strconv.Atoi(string(f[1]))

@@ -1,0 +1,2 @@
+// Package osthread tells OS threads apart.
+package osthread
