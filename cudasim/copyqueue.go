@@ -9,8 +9,9 @@ import "slices"
 // (docs/driver-facts: "A held copy holds copies of other streams").
 type copyQueue []uint64 // the operations pending, by number, in order
 
-// smallUpload is how many bytes go through the queues of kernels instead.
-const smallUpload = 32 << 10
+// largeUpload is how many bytes it takes: 16 KiB were seen to go through the queues
+// of kernels instead, and 32 KiB not to.
+const largeUpload = 32 << 10
 
 // copies returns the queue of a stream's copies: up, or down.
 func (d *device) copies(st *stream, up bool) *copyQueue {
@@ -26,13 +27,23 @@ func (d *device) copies(st *stream, up bool) *copyQueue {
 }
 
 // line tells which copy queue an operation takes: its own, and a hold's is that
-// of what its stream was given before.
+// of what its stream was given before. The first copy that a stream makes behind a
+// hold takes none.
 func (st *stream) line(o *op) *copyQueue {
+	down := o.span.toHost && !o.span.fromHost
+	up := o.span.fromHost && !o.span.toHost && o.span.bytes >= largeUpload
 	switch {
-	case o.span.toHost && !o.span.fromHost:
-		st.lastLine = st.ctx.dev.copies(st, false)
-	case o.span.fromHost && !o.span.toHost && o.span.bytes > smallUpload:
-		st.lastLine = st.ctx.dev.copies(st, true)
+	case down || up:
+		used := &st.copied[0]
+		if up {
+			used = &st.copied[1]
+		}
+		fresh := !*used && st.pending() > 0
+		*used = true
+		if fresh {
+			return nil
+		}
+		st.lastLine = st.ctx.dev.copies(st, up)
 	case o.holds:
 	case o.fills != nothing:
 		st.lastLine = nil

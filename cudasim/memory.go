@@ -242,13 +242,16 @@ func (s *Sim) memAlloc(p *cuapi.DevicePtr, size uintptr) cuapi.Result {
 		return cuapi.InvalidValue // measured
 	}
 	b := s.newDeviceBlock(s.cur.ctx, size)
-	if b == nil { // it looks for what pending work may give back (measured)
+	if b == nil && s.cur.ctx.dev.pooled {
+		// It looks for what pools may give back, and waits for their work: seen once,
+		// beside pools; without pools it returned (measured).
 		if r := s.wait(&s.stuck, func() bool { return len(s.active) == 0 }); r != cuapi.Success {
 			return r
 		}
-		if b = s.newDeviceBlock(s.cur.ctx, size); b == nil {
-			return cuapi.OutOfMemory
-		}
+		b = s.newDeviceBlock(s.cur.ctx, size)
+	}
+	if b == nil {
+		return cuapi.OutOfMemory
 	}
 	*p = cuapi.DevicePtr(b.base)
 	return cuapi.Success

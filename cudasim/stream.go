@@ -25,6 +25,7 @@ type stream struct {
 	blind  bool   // waited on a memory value or a host function, or for one that did: order unknown
 
 	lastLine *copyQueue // that its newest operation took
+	copied   [2]bool    // down, up
 
 	end   moment // of the newest operation whose time is known
 	ended moment // of the newest operation that ran
@@ -460,7 +461,10 @@ func (s *Sim) ctxSynchronize() cuapi.Result {
 }
 
 func (s *Sim) streamGetCtx(h cuapi.Stream, p *cuapi.Context) cuapi.Result {
-	st, r := s.described(h, false)
+	st, r := s.stream(h)
+	if r == cuapi.Success && st.capture != nil && st.capture.invalid {
+		r = cuapi.StreamCaptureInvalidated
+	}
 	if r == cuapi.Success {
 		*p = st.ctx.h
 	}
@@ -473,7 +477,7 @@ func (s *Sim) streamGetCtx(h cuapi.Stream, p *cuapi.Context) cuapi.Result {
 func (s *Sim) described(h cuapi.Stream, more bool) (*stream, cuapi.Result) {
 	st, r := s.stream(h)
 	switch {
-	case r == cuapi.Success && st.legacy && more:
+	case r == cuapi.Success && st.legacy:
 		r = s.implicit(st)
 	case r != cuapi.Success || st.capture == nil:
 	case more:

@@ -222,7 +222,8 @@ func (p *player) name(kind string, h uint64) string {
 }
 
 func (p *player) stream() *seqStream {
-	if len(p.streams) > 1 && p.rng.IntN(12) > 0 {
+	// Beside a held stream the legacy stream was seen to stand still.
+	if len(p.streams) > 1 && (p.rng.IntN(12) > 0 || p.held != nil) {
 		return p.streams[1+p.rng.IntN(len(p.streams)-1)]
 	}
 	return p.streams[0]

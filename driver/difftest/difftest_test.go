@@ -19,7 +19,7 @@ import (
 // The seeds that are compared: those of living contexts, and those of contexts
 // that are lost in the midst.
 const (
-	seeds     = 5000
+	seeds     = 3000
 	lostSeeds = 40
 )
 

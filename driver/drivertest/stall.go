@@ -1,6 +1,7 @@
 package drivertest
 
 import (
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -40,13 +41,21 @@ var stallCases = []Case{
 		h, _ := r.pinned(64)
 		streamsShareAQueue(r, "downloads", func(s cuapi.Stream) cuapi.Result { return r.MemcpyDtoHAsync(h, d, 64, s) })
 	}},
-	{Name: "MemAllocOfTooMuchBlocks", Evidence: onHardware, Child: true, run: func(r *rig) {
+	{Name: "MemAllocOfTooMuchReturns", Evidence: onHardware, Child: true, run: func(r *rig) {
 		held, d := r.stream(), new(cuapi.DevicePtr)
+		r.hold(held)
+		r.mustReturn(r.start("cuMemAlloc of 1 TiB", func() cuapi.Result { return r.MemAlloc(d, tooMuch) }), cuapi.OutOfMemory)
+	}},
+	{Name: "MemAllocOfTooMuchBlocksBesidePools", Evidence: onHardware, Child: true, run: func(r *rig) {
+		held, s, d, p := r.stream(), r.stream(), new(cuapi.DevicePtr), new(cuapi.DevicePtr)
+		r.ok(r.MemAllocAsync(p, 4096, s))
+		r.ok(r.StreamSynchronize(s))
 		r.hold(held)
 		c := r.start("cuMemAlloc of 1 TiB", func() cuapi.Result { return r.MemAlloc(d, tooMuch) })
 		r.mustBlock(c)
 		r.returned()
 		r.mustReturn(c, cuapi.OutOfMemory)
+		r.ok(r.MemFreeAsync(*p, s))
 	}},
 	{Name: "HostToHostCopyWaits", Evidence: onHardware, Child: true, run: func(r *rig) {
 		held := r.stream()
@@ -63,17 +72,21 @@ var stallCases = []Case{
 			r.Error("the copy is not there")
 		}
 	}},
-	{Name: "HeldDownloadHoldsAnother", Evidence: onHardware, Child: true, run: func(r *rig) { heldCopyHoldsAnother(r, true, false) }},
-	{Name: "HoldBehindDownloadHoldsAnother", Evidence: onHardware, Child: true, run: func(r *rig) { heldCopyHoldsAnother(r, true, true) }},
-	{Name: "HeldUploadHoldsAnother", Evidence: onHardware, Child: true, run: func(r *rig) { heldCopyHoldsAnother(r, false, false) }},
-	{Name: "HoldBehindUploadHoldsAnother", Evidence: onHardware, Child: true, run: func(r *rig) { heldCopyHoldsAnother(r, false, true) }},
+	{Name: "HoldBehindDownloadHoldsAnother", Evidence: onHardware, Child: true, run: func(r *rig) { heldCopies(r, true, "copy hold", 1) }},
+	{Name: "HoldBehindUploadHoldsAnother", Evidence: onHardware, Child: true, run: func(r *rig) { heldCopies(r, false, "copy hold", 1) }},
+	{Name: "HeldDownloadHoldsAnother", Evidence: onHardware, Child: true, run: func(r *rig) { heldCopies(r, true, "copy fill hold copy", 1) }},
+	{Name: "HeldUploadHoldsAnother", Evidence: onHardware, Child: true, run: func(r *rig) { heldCopies(r, false, "copy fill hold copy", 1) }},
+	{Name: "HeldFirstDownloadHoldsNone", Evidence: onHardware, Child: true, run: func(r *rig) { heldCopies(r, true, "hold copy", 0) }},
+	{Name: "HeldFirstUploadHoldsNone", Evidence: onHardware, Child: true, run: func(r *rig) { heldCopies(r, false, "hold copy", 0) }},
 	{Name: "RecordsFillNothing", Evidence: stalls + "Event records, stream waits and pool allocate-free pairs did not count", Child: true, run: recordsFillNothing},
 }
 
-// heldCopyHoldsAnother has five streams copy 64 KiB each while the first one is held,
-// before or behind its copy: of the four others one stands still, until the release.
-func heldCopyHoldsAnother(r *rig, download, before bool) {
+// heldCopies gives the first of five streams what the words say, and has each of the
+// others copy 64 KiB while it is held: so many of the four stand still, until the
+// release.
+func heldCopies(r *rig, download bool, first string, want int) {
 	const size = 64 << 10
+	filled := r.device(size, 0)
 	var streams []cuapi.Stream
 	var events []cuapi.Event
 	var copies []func() cuapi.Result
@@ -90,12 +103,15 @@ func heldCopyHoldsAnother(r *rig, download, before bool) {
 			copies = append(copies, func() cuapi.Result { return r.MemcpyHtoDAsync(d, h, size, s) })
 		}
 	}
-	if before {
-		r.ok(copies[0]())
-		r.hold(streams[0])
-	} else {
-		r.hold(streams[0])
-		r.ok(copies[0]())
+	for _, word := range strings.Fields(first) {
+		switch word {
+		case "hold":
+			r.hold(streams[0])
+		case "copy":
+			r.ok(copies[0]())
+		case "fill":
+			r.ok(r.MemsetD8Async(filled, 1, size, streams[0]))
+		}
 	}
 	r.ok(r.EventRecord(events[0], streams[0]))
 	for i := 1; i < len(streams); i++ {
@@ -104,7 +120,7 @@ func heldCopyHoldsAnother(r *rig, download, before bool) {
 	}
 	done := make([]bool, len(streams))
 	end := time.Now().Add(deadline)
-	for n := 0; n < 3 && time.Now().Before(end); {
+	for n := 0; n < len(done)-1-want && time.Now().Before(end); {
 		for i := 1; i < len(streams); i++ {
 			switch res := r.EventQuery(events[i]); {
 			case done[i]:
@@ -125,8 +141,8 @@ func heldCopyHoldsAnother(r *rig, download, before bool) {
 			}
 		}
 	}
-	if still != 1 {
-		r.Errorf("of four other streams %d stand still, want 1", still)
+	if still != want {
+		r.Errorf("of four other streams %d stand still, want %d", still, want)
 	}
 	r.want(r.EventQuery(events[0]), cuapi.NotReady, "the held stream")
 	r.release()
