@@ -21,7 +21,6 @@ type device struct {
 	filled   [numKinds][]int // operations pending in each
 
 	copyQueues [2][]copyQueue // down, up
-	pooled     bool           // memory of a pool was allocated
 	engines    [2]engine      // of copies to the device and to the host
 	pool       *pool          // the default pool, made when asked for
 }

@@ -242,14 +242,6 @@ func (s *Sim) memAlloc(p *cuapi.DevicePtr, size uintptr) cuapi.Result {
 		return cuapi.InvalidValue // measured
 	}
 	b := s.newDeviceBlock(s.cur.ctx, size)
-	if b == nil && s.cur.ctx.dev.pooled {
-		// It looks for what pools may give back, and waits for their work: seen once,
-		// beside pools; without pools it returned (measured).
-		if r := s.wait(&s.stuck, func() bool { return len(s.active) == 0 }); r != cuapi.Success {
-			return r
-		}
-		b = s.newDeviceBlock(s.cur.ctx, size)
-	}
 	if b == nil {
 		return cuapi.OutOfMemory
 	}

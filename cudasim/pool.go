@@ -84,7 +84,7 @@ func (s *Sim) allocAsync(p *cuapi.DevicePtr, size uintptr, pl *pool, st *stream)
 	if b == nil {
 		return cuapi.OutOfMemory
 	}
-	b.pool, owner.dev.pooled = pl, true
+	b.pool = pl
 	pl.used += b.size
 	pl.usedHigh = max(pl.usedHigh, pl.used)
 	pl.reserved = max(pl.reserved, pl.used)

@@ -166,11 +166,15 @@ func scoped(x *trial) error {
 // held are sessions whose streams are held until let is called, or the workflow
 // ends.
 func (x *trial) hold(n int) (held []*publish.Session, let []func()) {
+	// First: where a process has some hundred streams, a driver was seen to wait for a
+	// held one when it made another.
 	for range n {
-		s := get(x.enter())
+		held = append(held, get(x.enter()))
+	}
+	for _, s := range held {
 		release := x.rig.hold(s)
 		x.closes = append(x.closes, release) // before the session's close, and behind all that follows
-		held, let = append(held, s), append(let, release)
+		let = append(let, release)
 	}
 	return held, let
 }

@@ -1,9 +1,7 @@
 package drivertest
 
 import (
-	"strings"
 	"sync/atomic"
-	"time"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
 )
@@ -41,22 +39,6 @@ var stallCases = []Case{
 		h, _ := r.pinned(64)
 		streamsShareAQueue(r, "downloads", func(s cuapi.Stream) cuapi.Result { return r.MemcpyDtoHAsync(h, d, 64, s) })
 	}},
-	{Name: "MemAllocOfTooMuchReturns", Evidence: onHardware, Child: true, run: func(r *rig) {
-		held, d := r.stream(), new(cuapi.DevicePtr)
-		r.hold(held)
-		r.mustReturn(r.start("cuMemAlloc of 1 TiB", func() cuapi.Result { return r.MemAlloc(d, tooMuch) }), cuapi.OutOfMemory)
-	}},
-	{Name: "MemAllocOfTooMuchBlocksBesidePools", Evidence: onHardware, Child: true, run: func(r *rig) {
-		held, s, d, p := r.stream(), r.stream(), new(cuapi.DevicePtr), new(cuapi.DevicePtr)
-		r.ok(r.MemAllocAsync(p, 4096, s))
-		r.ok(r.StreamSynchronize(s))
-		r.hold(held)
-		c := r.start("cuMemAlloc of 1 TiB", func() cuapi.Result { return r.MemAlloc(d, tooMuch) })
-		r.mustBlock(c)
-		r.returned()
-		r.mustReturn(c, cuapi.OutOfMemory)
-		r.ok(r.MemFreeAsync(*p, s))
-	}},
 	{Name: "HostToHostCopyWaits", Evidence: onHardware, Child: true, run: func(r *rig) {
 		held := r.stream()
 		from, src := r.pinned(64)
@@ -72,83 +54,7 @@ var stallCases = []Case{
 			r.Error("the copy is not there")
 		}
 	}},
-	{Name: "HoldBehindDownloadHoldsAnother", Evidence: onHardware, Child: true, run: func(r *rig) { heldCopies(r, true, "copy hold", 1) }},
-	{Name: "HoldBehindUploadHoldsAnother", Evidence: onHardware, Child: true, run: func(r *rig) { heldCopies(r, false, "copy hold", 1) }},
-	{Name: "HeldDownloadHoldsAnother", Evidence: onHardware, Child: true, run: func(r *rig) { heldCopies(r, true, "copy fill hold copy", 1) }},
-	{Name: "HeldUploadHoldsAnother", Evidence: onHardware, Child: true, run: func(r *rig) { heldCopies(r, false, "copy fill hold copy", 1) }},
-	{Name: "HeldFirstDownloadHoldsNone", Evidence: onHardware, Child: true, run: func(r *rig) { heldCopies(r, true, "hold copy", 0) }},
-	{Name: "HeldFirstUploadHoldsNone", Evidence: onHardware, Child: true, run: func(r *rig) { heldCopies(r, false, "hold copy", 0) }},
 	{Name: "RecordsFillNothing", Evidence: stalls + "Event records, stream waits and pool allocate-free pairs did not count", Child: true, run: recordsFillNothing},
-}
-
-// heldCopies gives the first of five streams what the words say, and has each of the
-// others copy 64 KiB while it is held: so many of the four stand still, until the
-// release.
-func heldCopies(r *rig, download bool, first string, want int) {
-	const size = 64 << 10
-	filled := r.device(size, 0)
-	var streams []cuapi.Stream
-	var events []cuapi.Event
-	var copies []func() cuapi.Result
-	for range 5 { // one after the other: their order of creation tells who shares
-		streams = append(streams, r.stream())
-	}
-	for _, s := range streams {
-		d := r.device(size, 0)
-		h, _ := r.pinned(size)
-		events = append(events, r.event())
-		if download {
-			copies = append(copies, func() cuapi.Result { return r.MemcpyDtoHAsync(h, d, size, s) })
-		} else {
-			copies = append(copies, func() cuapi.Result { return r.MemcpyHtoDAsync(d, h, size, s) })
-		}
-	}
-	for _, word := range strings.Fields(first) {
-		switch word {
-		case "hold":
-			r.hold(streams[0])
-		case "copy":
-			r.ok(copies[0]())
-		case "fill":
-			r.ok(r.MemsetD8Async(filled, 1, size, streams[0]))
-		}
-	}
-	r.ok(r.EventRecord(events[0], streams[0]))
-	for i := 1; i < len(streams); i++ {
-		r.ok(copies[i]())
-		r.ok(r.EventRecord(events[i], streams[i]))
-	}
-	done := make([]bool, len(streams))
-	end := time.Now().Add(deadline)
-	for n := 0; n < len(done)-1-want && time.Now().Before(end); {
-		for i := 1; i < len(streams); i++ {
-			switch res := r.EventQuery(events[i]); {
-			case done[i]:
-			case res == cuapi.Success:
-				done[i] = true
-				n++
-			default:
-				r.want(res, cuapi.NotReady, "a copy in another stream")
-			}
-		}
-	}
-	still := 0
-	for range looks / 10 {
-		still = 0
-		for i := 1; i < len(streams); i++ {
-			if !done[i] && r.EventQuery(events[i]) == cuapi.NotReady {
-				still++
-			}
-		}
-	}
-	if still != want {
-		r.Errorf("of four other streams %d stand still, want %d", still, want)
-	}
-	r.want(r.EventQuery(events[0]), cuapi.NotReady, "the held stream")
-	r.release()
-	for _, e := range events {
-		r.want(r.EventSynchronize(e), cuapi.Success, "a copy after the release")
-	}
 }
 
 // proceedWhileHeld makes each call that was measured to return while another
