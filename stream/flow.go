@@ -59,6 +59,9 @@ func AwaitCredits(core *wire.Context) (freed <-chan struct{}, stop func()) {
 	return freed, stop
 }
 
+// InFlight returns how many operations of a context are not known to be complete.
+func InFlight(core *wire.Context) int { return int(flowOf(core).used.Load()) }
+
 func (f *flow) add(l *Lane) {
 	f.mu.Lock()
 	f.lanes = append(f.lanes, l)
