@@ -244,6 +244,7 @@ func (t *turning) Done() <-chan struct{} {
 		t.w.guard.dev = t.dev
 		t.dev.watcher.Round()
 		if t.settled != nil && t.settled() {
+			t.dev.watcher.Round() // it may be settled by a loss that was found elsewhere
 			return nil
 		}
 		t.left--
@@ -354,7 +355,9 @@ func (w *world) synchronize() {
 	}
 	switch c.may(s.closed, driver.ErrClosed).end(err) {
 	case done:
-		s.rt.dropped = 0
+		if w.stats.nested == c.nested {
+			s.rt.dropped = 0
+		}
 		if s.lane.ran < issued {
 			w.fail("synchronize returned, and launch %d is yet to run: %d did", issued, s.lane.ran)
 		}
@@ -374,8 +377,9 @@ func (w *world) submit() {
 func (w *world) drain() {
 	rt := w.runtime()
 	w.guard.dev = rt.dev
+	before := w.stats.nested
 	rt.rt.Drain()
-	if w.guard.depth == 0 {
+	if w.stats.nested == before { // nobody dropped anything meanwhile
 		rt.dropped = 0
 	}
 }

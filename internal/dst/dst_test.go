@@ -15,7 +15,7 @@ var (
 	seedFlag  = flag.Uint64("seed", 0, "the seed to replay; 0: fixed seeds and a fresh one")
 	stepsFlag = flag.Int("steps", 0, "how many actions; 0: a bounded number")
 	worldFlag = flag.Int("world", -1, "one world of the seed alone")
-	hangFlag  = flag.Duration("hang", 30*time.Second, "how long an action may take before it counts as stuck")
+	hangFlag  = flag.Duration("hang", 20*time.Second, "how long an action may take before it counts as stuck")
 )
 
 // actionsOf is how many actions a world has.

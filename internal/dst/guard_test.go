@@ -39,6 +39,7 @@ type driverGuard struct {
 type eventOf struct {
 	stream *streamOf
 	at     uint64 // how many records its stream had with this one; 0: none
+	late   bool   // it failed in the midst of a call, which may be a query of it, too
 	bad    bool   // a record or a query of it failed: never to be used again
 }
 
@@ -145,6 +146,8 @@ func (g *driverGuard) before(c *cuapi.Call) {
 	case cuapi.IDEventQuery:
 		e := g.event(c.Args[0])
 		switch {
+		case e.bad && e.late && g.depth == 0:
+			e.late = false
 		case e.bad:
 			g.note("an event is queried again that failed: " + hex(c.Args[0]))
 		case e.at == 0:
@@ -193,7 +196,7 @@ func (g *driverGuard) after(c *cuapi.Call, r cuapi.Result) {
 		case r == cuapi.Success:
 			e.stream.seen = max(e.stream.seen, e.at)
 		case r != cuapi.NotReady:
-			e.bad = true
+			e.bad, e.late = true, g.depth > 0
 		}
 	case cuapi.IDMemFreeAsync:
 		if r != cuapi.Success {

@@ -3,6 +3,7 @@ package dst
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/purecuda/purecuda/driver"
@@ -165,6 +166,8 @@ func (c *call) plausible(err error) bool {
 	switch {
 	case c.w.guard.injected > c.injected: // whatever it made of it
 		return true
+	case slices.ContainsFunc(c.allow, func(a error) bool { return a == errAny || errors.Is(err, a) }):
+		return true
 	case errors.Is(err, publish.ErrLost):
 		return c.dev.sticky
 	case errors.Is(err, publish.ErrQueueFull):
@@ -175,11 +178,6 @@ func (c *call) plausible(err error) bool {
 		return c.w.tight || c.w.guard.injected > 0
 	case errors.Is(err, pinned.ErrLimit):
 		return true
-	}
-	for _, a := range c.allow {
-		if a == errAny || errors.Is(err, a) {
-			return true
-		}
 	}
 	return c.dev.sticky && errors.As(err, &de)
 }
