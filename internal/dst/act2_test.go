@@ -334,7 +334,7 @@ func (w *world) await() {
 	if parks {
 		w.guard.quiet--
 	}
-	if is(err, context.Canceled) || l.stage == over {
+	if is(err, context.Canceled) || l.stage != publication { // another moved it in the midst
 		return
 	}
 	if c.end(err) == done {

@@ -81,7 +81,7 @@ var actions = [numActions]struct {
 	adopts:          {2, "adopt", (*world).adopt, true},
 	bursts:          {1, "burst", (*world).burst, false},
 	replaces:        {1, "replace runtime", (*world).replace, false},
-	breaks:          {0, "lose context", (*world).lose, false},
+	breaks:          {1, "lose context", (*world).lose, false},
 	waitsForRoom:    {2, "wait for room", (*world).waitForRoom, false},
 	submits:         {2, "submit", (*world).submit, true},
 }

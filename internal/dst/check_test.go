@@ -7,6 +7,7 @@ import (
 
 	"github.com/purecuda/purecuda/driver"
 	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/kernel"
 	"github.com/purecuda/purecuda/publish"
 	"github.com/purecuda/purecuda/stream"
 )
@@ -192,11 +193,26 @@ func (w *world) left(rt *runtimeOf, err error) {
 
 // lose launches a kernel that faults: the context is lost for good.
 func (w *world) lose() {
-	s := w.session()
-	if s == nil || w.guard.dire == 0 || w.guard.rate == 0 {
+	if w.guard.dire == 0 || w.guard.rate == 0 || !w.chance(1, 8) {
 		return
 	}
-	_ = s
+	s := w.session()
+	if s == nil {
+		return
+	}
+	l := w.valueOf(s)
+	if l == nil || l.lane != s.lane || l.rt != s.rt {
+		return
+	}
+	c := w.call(s.rt, "launch of a fault")
+	err := s.s.Launch(s.rt.dev.bad, kernel.Grid(1), publish.Out(l.v))
+	if c.may(s.lane.hurt, errAny).end(err) == unproven {
+		s.lane.broken, l.tainted = true, true
+	}
+	l.data = nil
+	for _, rt := range s.rt.dev.runtimes {
+		rt.hurt = true
+	}
 }
 
 // waitForRoom allocates and waits for room, which the device's progress brings.

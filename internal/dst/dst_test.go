@@ -1,11 +1,13 @@
 package dst
 
 import (
+	_ "embed"
 	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"runtime/debug"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -117,13 +119,26 @@ func live(t testing.TB, seed uint64, steps int) (sum tally) {
 
 func TestMain(m *testing.M) {
 	flag.Parse()
+	if *seedFlag != 0 { // nothing else
+		if err := flag.Set("test.run", "^TestReplay$"); err != nil {
+			panic(err)
+		}
+	}
 	stop := watchdog(*hangFlag)
 	code := m.Run()
 	stop()
 	os.Exit(code)
 }
 
-// TestReplay replays what a failure prints; with no arguments, a first seed.
+// or returns n, or what stands for none.
+func or(n, none int) int {
+	if n == 0 {
+		return none
+	}
+	return n
+}
+
+// TestReplay replays a seed: what a failure prints.
 func TestReplay(t *testing.T) {
 	seed := *seedFlag
 	if seed == 0 {
@@ -136,18 +151,71 @@ func TestReplay(t *testing.T) {
 		}
 		return
 	}
-	began := time.Now()
-	steps := *stepsFlag
-	if steps == 0 {
-		steps = 20000
+	live(t, seed, or(*stepsFlag, 20000))
+}
+
+//go:embed testdata/seeds.txt
+var cases string
+
+// TestSeeds runs the worlds that found something once.
+func TestSeeds(t *testing.T) {
+	n := 0
+	for line := range strings.Lines(cases) {
+		line, why, _ := strings.Cut(strings.TrimSpace(line), "#")
+		var seed, index uint64
+		if line == "" {
+			continue
+		}
+		if _, err := fmt.Sscan(line, &seed, &index); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		n++
+		if w := run(seed, index); w.found != nil {
+			t.Errorf("%v\nit was committed for:%s", w.found, why)
+		}
 	}
-	sum := live(t, seed, steps)
-	t.Logf("%d steps in %v: %+v", sum.steps, time.Since(began), sum)
+	if n == 0 {
+		t.Error("no seeds")
+	}
 }
 
 // TestFresh runs a seed that nobody ran before.
 func TestFresh(t *testing.T) {
 	seed := rand.Uint64()
 	fmt.Printf("seed %d\n", seed)
-	live(t, seed, 20000)
+	live(t, seed, or(*stepsFlag, 100000))
+}
+
+// TestRepeats: a world repeats, driver call for driver call.
+func TestRepeats(t *testing.T) {
+	seed := rand.Uint64()
+	fmt.Printf("seed %d\n", seed)
+	for index := range uint64(40) {
+		a, b := run(seed, index), run(seed, index)
+		if a.hash() != b.hash() {
+			t.Fatalf("world %d of seed %d went two ways: %d and %d driver calls", index, seed, a.stats.calls, b.stats.calls)
+		}
+		if other := run(seed+1, index); other.hash() == a.hash() {
+			t.Fatalf("world %d of seeds %d and %d are the same", index, seed, seed+1)
+		}
+	}
+}
+
+// TestEverythingHappens: each action, faults, losses and actions in the midst of
+// others do occur.
+func TestEverythingHappens(t *testing.T) {
+	sum := live(t, 7, 60000)
+	for i, n := range sum.actions {
+		if n == 0 {
+			t.Errorf("no actor ever does: %s", actions[i].name)
+		}
+	}
+	for o, n := range sum.ends {
+		if n == 0 {
+			t.Errorf("no call ends so: %v", outcome(o))
+		}
+	}
+	if sum.faults == 0 || sum.losses == 0 || sum.nested == 0 {
+		t.Errorf("%d faults, %d losses, %d actions in the midst of others", sum.faults, sum.losses, sum.nested)
+	}
 }

@@ -132,7 +132,8 @@ func (c *call) faulted() bool {
 }
 
 // end judges the result.
-func (c *call) end(err error) outcome {
+func (c *call) end(err error) (o outcome) {
+	defer func() { c.w.stats.ends[o]++ }()
 	w := c.w
 	var un *publish.UnprovenError
 	var re *publish.RejectedError

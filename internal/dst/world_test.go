@@ -44,6 +44,7 @@ type world struct {
 type tally struct {
 	steps, nested, faults, losses, calls, worlds int
 	actions                                      [numActions]int
+	ends                                         [3]int // by outcome
 }
 
 func (t *tally) add(o *tally) {
@@ -55,6 +56,9 @@ func (t *tally) add(o *tally) {
 	t.worlds += o.worlds
 	for i, n := range o.actions {
 		t.actions[i] += n
+	}
+	for i, n := range o.ends {
+		t.ends[i] += n
 	}
 }
 
