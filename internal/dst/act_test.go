@@ -106,6 +106,9 @@ func (w *world) act() {
 
 func (w *world) do(a action) {
 	w.stats.actions[a]++
+	if a != steps {
+		w.log.add(entry{step: w.step, depth: w.guard.depth, what: "does", name: actions[a].name})
+	}
 	actions[a].do(w)
 }
 

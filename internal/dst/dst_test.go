@@ -41,8 +41,7 @@ func watchdog(limit time.Duration) (stop func()) {
 			case <-time.After(limit):
 			}
 			now := progress.at.Load()
-			if now == last {
-				w := progress.world.Load()
+			if w := progress.world.Load(); w != nil && now == last {
 				f := &failure{w.seed, w.index, w.step, "an action does not return", w.log.String()}
 				debug.SetTraceback("all")
 				fmt.Printf("FOUND %v\n", f)
@@ -58,6 +57,7 @@ func watchdog(limit time.Duration) (stop func()) {
 func run(seed, index uint64) (w *world) {
 	w = newWorld(seed, index)
 	progress.world.Store(w)
+	defer progress.world.Store(nil)
 	defer w.guard.end()
 	defer func() {
 		if p := recover(); p != nil && w.found == nil {
@@ -151,7 +151,8 @@ func TestReplay(t *testing.T) {
 		}
 		return
 	}
-	live(t, seed, or(*stepsFlag, 20000))
+	sum := live(t, seed, or(*stepsFlag, 20000))
+	sum.tell(t)
 }
 
 //go:embed testdata/seeds.txt

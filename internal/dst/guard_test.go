@@ -24,6 +24,7 @@ type driverGuard struct {
 	depth    int
 	quiet    int // no action in the midst of a call
 	within   uint64
+	fresh    uint64 // the event of the last query, if it failed
 	stream   uint64 // of the last call that has one
 	hash     uint64
 
@@ -85,6 +86,9 @@ func (g *driverGuard) around(c cuapi.Call, next func() cuapi.Result) cuapi.Resul
 	w.stats.calls++
 	if at := streamArg[c.ID]; at > 0 {
 		g.stream = c.Args[at-1]
+	}
+	if g.depth == 0 && c.ID != cuapi.IDThreadExchangeStreamCaptureMode {
+		g.fresh = 0
 	}
 	g.before(&c)
 	if g.nest > 0 && g.depth == 0 && g.quiet == 0 && !g.calm && w.rng.IntN(1024) < g.nest {
@@ -148,6 +152,7 @@ func (g *driverGuard) before(c *cuapi.Call) {
 		switch {
 		case e.bad && e.late && g.depth == 0:
 			e.late = false
+		case e.bad && g.depth > 0 && g.fresh == c.Args[0]: // who was told has not come to note it
 		case e.bad:
 			g.note("an event is queried again that failed: " + hex(c.Args[0]))
 		case e.at == 0:
@@ -195,8 +200,12 @@ func (g *driverGuard) after(c *cuapi.Call, r cuapi.Result) {
 		case e.stream == nil:
 		case r == cuapi.Success:
 			e.stream.seen = max(e.stream.seen, e.at)
-		case r != cuapi.NotReady:
+			e.bad = false
+		case r != cuapi.NotReady && e.at > e.stream.seen: // unless another look was faster, and saw it complete
 			e.bad, e.late = true, g.depth > 0
+			if g.depth == 0 {
+				g.fresh = c.Args[0]
+			}
 		}
 	case cuapi.IDMemFreeAsync:
 		if r != cuapi.Success {
