@@ -90,6 +90,13 @@ func (w *world) buffer(rt *runtimeOf, n int) *buffer {
 			return m
 		}
 	}
+	if len(w.devs) > 1 && n <= 4096 && w.chance(1, 32) { // the other device's
+		d := w.devs[0]
+		if d == rt.dev {
+			d = w.devs[1]
+		}
+		return w.takeFrom(d.runtimes[len(d.runtimes)-1], n)
+	}
 	for _, m := range w.bufs {
 		if m.dev == rt.dev && m.b.Len() == n && !m.moving {
 			return m
@@ -159,8 +166,18 @@ func (w *world) upload() {
 		w.keep = append(w.keep, t)
 	case unproven:
 		s.lane.broken = true
-		l.tainted, l.data = true, nil
+		s.rt.keeps++
+		s.rt.dev.kept++
+		w.taint(l)
 	}
+}
+
+// taint notes that an operation which borrowed a value is unproven.
+func (w *world) taint(l *life) {
+	if l.stage == over && !l.tainted { // closed meanwhile
+		l.rt.keeps++
+	}
+	l.tainted, l.data = true, nil
 }
 
 func (w *world) download() {
@@ -206,6 +223,7 @@ func (w *world) download() {
 		w.is(l.p.Err(), driver.ErrMoved, "a publication that was downloaded")
 	case unproven:
 		l.lane.broken = true
+		l.rt.dev.kept++
 		w.retained(l)
 		w.is(l.p.Err(), driver.ErrMoved, "a publication whose download is unproven")
 	case rejected:
@@ -313,7 +331,8 @@ func (w *world) finish(l *life, ctx context.Context, c *call) {
 		w.scribble(m)
 		w.bufs = append(w.bufs, m)
 	case unproven:
-		w.end(l)
+		l.rt.dev.kept++
+		w.retained(l)
 	}
 }
 

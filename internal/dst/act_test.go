@@ -114,6 +114,10 @@ func (w *world) do(a action) {
 
 // nested does one action in the midst of a driver call.
 func (w *world) nested() {
+	if w.chance(1, 3) {
+		w.do(closes)
+		return
+	}
 	for range 4 {
 		a := action(w.rng.IntN(int(numActions)))
 		if a == closes || actions[a].amidst && w.chance(1, 2) {
@@ -217,6 +221,9 @@ func (w *world) open() {
 			w.fail("two sessions hold one stream")
 		}
 	}
+	if m.lane.ran < m.lane.sure && !rt.dev.sticky && !m.lane.broken {
+		w.fail("a stream is given to a session with work pending: launch %d of %d ran", m.lane.ran, m.lane.sure)
+	}
 	if m.lane.broken {
 		w.fail("a stream on which an enqueue failed is used again")
 	}
@@ -270,6 +277,7 @@ func (w *world) alloc() {
 	o := c.end(err)
 	if o == unproven {
 		s.lane.broken = true
+		s.rt.keeps++
 	}
 	w.full(s.rt.dev, err)
 	if o != done {
@@ -375,7 +383,7 @@ func (w *world) launchOn(s *session, dst, src *life) outcome {
 	case unproven:
 		s.lane.broken, s.lane.issued = true, seq // it may run, or not
 		for _, l := range used {
-			l.tainted, l.data = true, nil
+			w.taint(l)
 		}
 	}
 	return o
@@ -443,7 +451,11 @@ func (w *world) back(l *life) {
 }
 
 // retained ends a life that is on the permanent side.
-func (w *world) retained(l *life) { w.end(l) }
+func (w *world) retained(l *life) {
+	l.tainted = false // counted here
+	l.rt.keeps++
+	w.end(l)
+}
 
 // end takes a life out of the model.
 func (w *world) end(l *life) {
@@ -454,6 +466,9 @@ func (w *world) end(l *life) {
 		w.past = append(w.past, l.p)
 	case download, upload:
 		w.past = append(w.past, l.t)
+	}
+	if l.tainted && l.stage == value {
+		l.rt.keeps++
 	}
 	l.stage = over
 	w.lives = slices.DeleteFunc(w.lives, func(o *life) bool { return o == l })
@@ -505,6 +520,9 @@ func (w *world) looked(c *call, l *life, ready bool, err error) {
 	if o == unproven && ready {
 		w.fail("%s: ready, and unproven: %v", c.op, err)
 	}
+	if ready && l.rt.dev.cause != nil {
+		w.fail("%s: ready, on a context that is known to be lost", c.op)
+	}
 	if ready {
 		w.ran(l, c.op)
 	} else if l.ready && err == nil && l.stage != over {
@@ -525,6 +543,11 @@ func (w *world) close() {
 		return
 	}
 	l := w.lives[w.rng.IntN(len(w.lives))]
+	if w.guard.depth > 0 && w.chance(1, 2) { // one that the call in progress uses
+		if i := slices.IndexFunc(w.lives, func(o *life) bool { return o.busy > 0 || o.moving }); i >= 0 {
+			l = w.lives[i]
+		}
+	}
 	w.guard.dev = l.rt.dev
 	if l.moving {
 		l.revoked = true
@@ -581,6 +604,12 @@ func (w *world) leak() {
 	}
 	w.guard.dev = l.rt.dev
 	l.rt.leaks++
+	if !l.tainted {
+		l.rt.keeps++
+	}
+	if l.buf > 0 {
+		l.rt.dev.kept++
+	}
 	v, p, t, st := l.v, l.p, l.t, l.stage
 	w.end(l)
 	switch st {

@@ -36,6 +36,12 @@ func (w *world) conserved(rt *runtimeOf) {
 	if w.guard.depth > 0 || w.guard.nested() {
 		return
 	}
+	if rt.dropped == 0 && q.Permanent < rt.keeps {
+		w.fail("%d owners are retained, and %d must be", q.Permanent, rt.keeps)
+	}
+	if s.Pinned.Kept < rt.dev.kept {
+		w.fail("%d pinned buffers are retained, and %d must be", s.Pinned.Kept, rt.dev.kept)
+	}
 	owners, bytes := 0, int64(0)
 	for _, l := range w.lives {
 		if l.rt == rt {
@@ -123,7 +129,11 @@ func (w *world) burst() {
 	if v == nil || v.lane != s.lane || v.rt != s.rt {
 		return
 	}
-	for range 30 + w.rng.IntN(500) {
+	n := 30 + w.rng.IntN(500)
+	if w.chance(1, 8) {
+		n = 1100
+	}
+	for range n {
 		if w.found != nil || v.stage != value || s.closed || w.launchOn(s, v, nil) != done {
 			return
 		}
@@ -207,7 +217,8 @@ func (w *world) lose() {
 	c := w.call(s.rt, "launch of a fault")
 	err := s.s.Launch(s.rt.dev.bad, kernel.Grid(1), publish.Out(l.v))
 	if c.may(s.lane.hurt, errAny).end(err) == unproven {
-		s.lane.broken, l.tainted = true, true
+		s.lane.broken = true
+		w.taint(l)
 	}
 	l.data = nil
 	for _, rt := range s.rt.dev.runtimes {
@@ -232,6 +243,7 @@ func (w *world) waitForRoom() {
 		w.keep = append(w.keep, v)
 	case unproven:
 		s.lane.broken = true
+		s.rt.keeps++
 	}
 }
 

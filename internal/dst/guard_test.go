@@ -21,6 +21,7 @@ type driverGuard struct {
 	nest int     // actions in the midst of a call, in 1,024 calls
 
 	injected int
+	failed   [2][cuapi.NumEntries]int // calls that failed, in the midst of others or not
 	depth    int
 	quiet    int // no action in the midst of a call
 	within   uint64
@@ -184,6 +185,9 @@ func (g *driverGuard) after(c *cuapi.Call, r cuapi.Result) {
 		for _, rt := range g.dev.runtimes {
 			rt.hurt = true
 		}
+	}
+	if r != cuapi.Success {
+		g.failed[g.depth][c.ID]++
 	}
 	if r != cuapi.Success && r != cuapi.NotReady && streamArg[c.ID] > 0 {
 		g.w.lane(c.Args[streamArg[c.ID]-1]).hurt = true

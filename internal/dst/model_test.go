@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/purecuda/purecuda/driver"
+	"github.com/purecuda/purecuda/internal/cuapi"
 	"github.com/purecuda/purecuda/pinned"
 	"github.com/purecuda/purecuda/publish"
 )
@@ -92,6 +93,8 @@ type call struct {
 	op       string
 	injected int
 	nested   int
+	failed   int     // enqueues of its kind that failed before
+	enqueues *int    // these
 	allow    []error // reasons of a refusal that are to be expected
 	must     error   // it must be refused, for this if it is not nil
 	late     bool    // it reports what failed before
@@ -100,7 +103,18 @@ type call struct {
 
 func (w *world) call(rt *runtimeOf, op string) *call {
 	w.guard.dev = rt.dev
-	return &call{w: w, dev: rt.dev, rt: rt, op: op, injected: w.guard.injected, nested: w.stats.nested}
+	c := &call{w: w, dev: rt.dev, rt: rt, op: op, injected: w.guard.injected, nested: w.stats.nested}
+	if id, ok := enqueueOf[op]; ok {
+		c.enqueues = &w.guard.failed[w.guard.depth][id]
+		c.failed = *c.enqueues
+	}
+	return c
+}
+
+// enqueueOf is the first call by which an operation enqueues: once it was made,
+// there is no refusal any more.
+var enqueueOf = map[string]cuapi.ID{
+	"launch": cuapi.IDLaunchKernel, "upload": cuapi.IDMemcpyHtoDAsync, "download": cuapi.IDMemcpyDtoHAsync, "publish": cuapi.IDEventRecord,
 }
 
 // expect notes that the call must be refused when it holds, for that reason or
@@ -154,6 +168,9 @@ func (c *call) end(err error) (o outcome) {
 	w.log.add(entry{step: w.step, depth: w.guard.depth, what: "refused", name: c.op, err: err})
 	if !errors.As(err, &re) && !c.late && !strings.HasPrefix(c.op, "runtime") && !strings.HasPrefix(c.op, "session") {
 		w.fail("%s: an error of no known kind: %v", c.op, err)
+	}
+	if c.enqueues != nil && *c.enqueues > c.failed {
+		w.fail("%s was refused, and something may have been enqueued: %v", c.op, err)
 	}
 	if !c.plausible(err) {
 		w.fail("%s was refused for no reason: %v; expected: %v", c.op, err, c.allow)

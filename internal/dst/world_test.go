@@ -73,6 +73,7 @@ type device struct {
 	runtimes []*runtimeOf
 	sticky   bool  // a call told of the context's loss
 	cause    error // the first cause that the library latched
+	kept     int   // pinned buffers that must be retained by now, at least
 	stranded int   // pinned buffers that were dropped with a slice out
 	memory   []*foreign
 }
@@ -85,6 +86,7 @@ type runtimeOf struct {
 	closed  bool
 	dropped int // owners that were abandoned and may not be ended yet
 	leaks   int
+	keeps   int  // owners that must be on the permanent side by now, at least
 	hurt    bool // a fault was injected into a call for it, or it was lost
 }
 
