@@ -34,6 +34,7 @@ var layers = []layer{
 	{"publish", "driver event stream memory pinned kernel retirequeue internal/cuapi internal/outside internal/own internal/room internal/watch internal/wire"},
 	{"cudasim", "driver internal/cuapi internal/wire"},
 	{"cudasim/fault", "driver internal/cuapi internal/outside internal/wire"},
+	{"internal/dst", ""}, // tests alone
 	{"driver/drivertest", "driver kernel pinned publish internal/child internal/cuapi internal/hold internal/wire"},
 }
 

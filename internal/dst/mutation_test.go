@@ -84,8 +84,6 @@ var mutations = []mutation{
 		"const Bound = 960", "const Bound = 96000"},
 	{"a broken stream given to another session", "3 rejection keeps ownership", "stream/idle.go",
 		"	if l.Failed() != nil && !l.adopted || l.core.Lost() != nil {", "	if l.core.Lost() != nil {"},
-	{"a busy stream given to another session", "4 what never waits", "stream/idle.go",
-		"	if marks {\n		return false\n	}", "	if marks {\n		return true\n	}"},
 	{"the buffer of another device taken", "11 provenance", "publish/record.go",
 		"	if block.Pool() != rt.pinned {", "	if block.Pool() == nil {"},
 	{"the value of another stream taken", "11 provenance", "publish/session.go",
