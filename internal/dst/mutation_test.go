@@ -168,7 +168,7 @@ func (m mutation) find(t *testing.T, tool, root string) find {
 func (m mutation) run(t *testing.T, binary string) (f find) {
 	began := time.Now()
 	cmd := exec.CommandContext(t.Context(), binary, "-test.timeout", mutationTime.String(),
-		"-seed", fmt.Sprint(mutationSeed), "-steps", fmt.Sprint(mutationSteps), "-hang", "2s")
+		"-seed", fmt.Sprint(mutationSeed), "-steps", fmt.Sprint(mutationSteps), "-hang", "5s")
 	cmd.Dir = t.TempDir()
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
