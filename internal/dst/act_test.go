@@ -303,7 +303,7 @@ func (w *world) adopt() {
 		switch {
 		case m.life != l:
 			w.fail("adopted memory is let go of twice")
-		case l.stage != over && l.busy == 0:
+		case l.stage != over && l.busy == 0 && !l.revoked:
 			w.fail("adopted memory is let go of, and is still a %v", l.stage)
 		case l.lane.ran < l.needs:
 			w.fail("adopted memory is let go of behind launch %d, and launch %d uses it", l.lane.ran, l.needs)
