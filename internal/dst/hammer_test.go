@@ -29,7 +29,8 @@ type hammer struct {
 	mix     *kernel.Function
 	faults  atomic.Int64 // one in so many calls fails; 0: none
 	struck  atomic.Int64
-	streams sync.Map // uintptr: to be held
+	beside  sync.WaitGroup // what runs beside the actors' own calls
+	streams sync.Map       // uintptr: to be held
 }
 
 func newHammer(t testing.TB, faults int64) *hammer {
@@ -102,7 +103,7 @@ func (h *hammer) known(op string, err error) bool {
 func (h *hammer) cancelled(one int) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	if rand.IntN(one) == 0 {
-		go cancel()
+		h.beside.Go(cancel)
 	}
 	return ctx, cancel
 }
@@ -128,9 +129,9 @@ func (h *hammer) life(s *publish.Session, shared chan *publish.Publication) {
 	}
 	switch rand.IntN(8) {
 	case 0:
-		go v.Close() // beside the publish
+		h.beside.Go(func() { v.Close() }) // beside the publish
 	case 1:
-		go v.Leak()
+		h.beside.Go(v.Leak)
 	}
 	p, err := s.Publish(v)
 	if !h.known("publish", err) {
@@ -186,9 +187,10 @@ func (h *hammer) download(ctx context.Context, p *publish.Publication, want []by
 		t.Close()
 		return
 	case 1:
-		go t.Close() // beside the wait
+		h.beside.Go(func() { t.Close() }) // beside the wait
 	case 2:
-		go func() { <-t.Done() }()
+		over := t.Done() // before the wait: it is nil behind it
+		h.beside.Go(func() { <-over })
 	}
 	h.wait(t, want)
 }
@@ -254,13 +256,14 @@ func (h *hammer) run(actors, lives int) {
 			case 0:
 				p.Close()
 			case 1:
-				go p.Close()
+				h.beside.Go(func() { p.Close() })
 				_, _ = p.FrontierReady()
 			case 2:
 				h.known("await", p.AwaitFrontier(context.Background()))
 				p.Close()
 			default:
-				go func() { <-p.Done() }()
+				over := p.Done()
+				h.beside.Go(func() { <-over })
 				p.Close()
 			}
 		}
@@ -297,10 +300,8 @@ func (h *hammer) end() {
 	t := h.t
 	h.faults.Store(0)
 	h.sim.ReleaseAll()
+	h.beside.Wait() // also for each Done
 	err := h.rt.Shutdown(t.Context())
-	for err != nil && errors.Is(err, driver.ErrBusy) { // a close beside is yet to come
-		err = h.rt.Shutdown(t.Context())
-	}
 	s := h.rt.Stats()
 	if s.Queue.Pending != 0 || s.Queue.Reserved != 0 || (err == nil) != (s.Queue.Permanent == 0) {
 		t.Errorf("the runtime's shutdown: %v: %+v", err, s.Queue)
