@@ -35,6 +35,13 @@ func init() {
 		return nil, nil
 	}
 	wire.NewBuffer = func(block any, n int) any { return newBuffer(block.(*Block), n) }
+	wire.Cleanups = append(wire.Cleanups, func(h any) bool {
+		b, ok := h.(*Buffer)
+		if ok {
+			b.state.abandon()
+		}
+		return ok
+	})
 }
 
 func newBuffer(b *Block, n int) *Buffer {

@@ -6,7 +6,6 @@ import (
 	"runtime"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
-	"github.com/purecuda/purecuda/internal/outside"
 	"github.com/purecuda/purecuda/memory"
 )
 
@@ -79,7 +78,7 @@ func (a *adoption) free() {
 	}
 	a.rt.retain()
 	a.rt.unburied.Add(1)
-	outside.Go(func() {
+	a.rt.watcher.Go(func() {
 		defer func() { // also of Goexit, where there is nothing to recover
 			if recover() != nil {
 				a.rt.panics.Add(1)

@@ -128,6 +128,24 @@ func (r *record) abandon() {
 	}
 }
 
+func init() {
+	wire.Cleanups = append(wire.Cleanups, func(handle any) bool {
+		switch h := handle.(type) {
+		case *Value:
+			h.r.abandon()
+		case *Publication:
+			h.r.abandon()
+		case *Transfer:
+			h.r.abandon()
+		case *Session:
+			h.st.abandon()
+		default:
+			return false
+		}
+		return true
+	})
+}
+
 // retire hands what the record owns to the queue, behind m.
 func (r *record) retire(m *stream.Mark) {
 	r.fence = m

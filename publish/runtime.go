@@ -352,7 +352,7 @@ func (d *drain) Poll() (progress, more bool) { return (*Runtime)(d).look() }
 // done on a goroutine of its own, so that nobody waits for it.
 func (rt *Runtime) look() (progress, more bool) {
 	if !rt.left.empty() && rt.burying.CompareAndSwap(false, true) {
-		outside.Go(func() {
+		rt.watcher.Go(func() {
 			rt.bury()
 			rt.burying.Store(false)
 		})

@@ -32,6 +32,13 @@ type ref struct {
 
 func init() {
 	wire.PinLane = func(s any) (any, error) { return s.(*Stream).pin() }
+	wire.Cleanups = append(wire.Cleanups, func(h any) bool {
+		s, ok := h.(*Stream)
+		if ok {
+			s.ref.close()
+		}
+		return ok
+	})
 }
 
 // New makes a stream of the context (cuStreamCreate), or takes an idle one

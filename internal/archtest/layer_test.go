@@ -35,6 +35,7 @@ var layers = []layer{
 	{"internal/osthread", ""},
 	{"cudasim", "driver internal/cuapi internal/osthread internal/wire"},
 	{"cudasim/fault", "driver internal/cuapi internal/outside internal/wire"},
+	{"internal/dst", ""}, // tests alone
 	{"driver/drivertest", "driver kernel pinned publish internal/child internal/cuapi internal/hold internal/wire"},
 	{"driver/difftest", "driver driver/drivertest internal/cuapi internal/hold internal/wire"},
 }

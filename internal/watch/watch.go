@@ -23,6 +23,7 @@ package watch
 
 import (
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -41,8 +42,23 @@ type Source interface {
 type Watcher struct {
 	mu      sync.Mutex
 	sources map[Source]bool // true: added again since its last look
+	order   []Source        // the same, as they were added: looks have an order
 	running atomic.Bool
 	nudged  atomic.Bool
+	byHand  atomic.Bool
+}
+
+// ByHand keeps the watcher from running by itself: somebody else calls Round, and
+// Go runs what it is given at once. So a simulation on one goroutine repeats.
+func (w *Watcher) ByHand() { w.byHand.Store(true) }
+
+// Go runs f on a goroutine of its own, outside every bubble.
+func (w *Watcher) Go(f func()) {
+	if w.byHand.Load() {
+		f()
+		return
+	}
+	outside.Go(f)
 }
 
 // Back-off between rounds without progress: the first rounds only yield, then
@@ -60,6 +76,9 @@ func (w *Watcher) Add(s Source) {
 	if w.sources == nil {
 		w.sources = map[Source]bool{}
 	}
+	if _, watched := w.sources[s]; !watched {
+		w.order = append(w.order, s)
+	}
 	w.sources[s] = true
 	w.mu.Unlock()
 	w.Wake()
@@ -71,6 +90,9 @@ func (w *Watcher) Add(s Source) {
 // so that a cleanup may call them.
 func (w *Watcher) Wake() {
 	w.nudged.Store(true)
+	if w.byHand.Load() {
+		return
+	}
 	if w.running.CompareAndSwap(false, true) {
 		outside.Go(w.run)
 	}
@@ -82,7 +104,7 @@ func (w *Watcher) run() {
 		if w.nudged.Swap(false) {
 			idle = 0
 		}
-		progress, more := w.round()
+		progress, more := w.Round()
 		if !more {
 			w.running.Store(false)
 			// What was added between the round and now found us running.
@@ -104,12 +126,13 @@ func (w *Watcher) run() {
 	}
 }
 
-func (w *Watcher) round() (progress, more bool) {
+// Round makes one look at each source, and forgets those that have nothing more:
+// what the watcher does again and again.
+func (w *Watcher) Round() (progress, more bool) {
 	w.mu.Lock()
-	list := make([]Source, 0, len(w.sources))
-	for s := range w.sources {
+	list := slices.Clone(w.order)
+	for _, s := range list {
 		w.sources[s] = false
-		list = append(list, s)
 	}
 	w.mu.Unlock()
 	for _, s := range list {
@@ -122,7 +145,8 @@ func (w *Watcher) round() (progress, more bool) {
 		w.mu.Lock()
 		if w.sources[s] {
 			more = true // added again while we looked
-		} else {
+		} else if i := slices.Index(w.order, s); i >= 0 {
+			w.order = slices.Delete(w.order, i, i+1)
 			delete(w.sources, s)
 		}
 		w.mu.Unlock()
@@ -138,10 +162,7 @@ func (w *Watcher) Running() bool { return w.running.Load() || w.nudged.Load() ||
 // have found nothing.
 func (w *Watcher) Look() {
 	w.mu.Lock()
-	list := make([]Source, 0, len(w.sources))
-	for s := range w.sources {
-		list = append(list, s)
-	}
+	list := slices.Clone(w.order)
 	w.mu.Unlock()
 	for _, s := range list {
 		if _, more := s.Poll(); more {

@@ -46,6 +46,21 @@ var (
 	Launch     func(function, lane, config, args any, addresses []uint64) error
 )
 
+// Cleanups run what the collector runs when that handle is garbage, and tell
+// whether it is of their kind. Filled by the packages that have handles.
+var Cleanups []func(handle any) bool
+
+// Abandon does what the collector does when it finds that handle dropped, so that
+// a simulation says when. Nobody uses the handle after it.
+func Abandon(handle any) {
+	for _, f := range Cleanups {
+		if f(handle) {
+			return
+		}
+	}
+	panic("wire: a handle of no known kind")
+}
+
 // Context is the part of a *driver.Context that the packages above it use.
 type Context struct {
 	Owner  any          // the *driver.Context
