@@ -128,7 +128,13 @@ func (s *Sim) next(streams []uintptr) (next *stream) {
 // the code under test, so that no step is spent on them.
 func (s *Sim) passGates(st *stream) {
 	before := st.pending()
-	kept := slices.DeleteFunc(st.q[st.head:], func(o op) bool { return o.gate != nil && *o.gate })
+	kept := slices.DeleteFunc(st.q[st.head:], func(o op) bool {
+		released := o.gate != nil && *o.gate
+		if released {
+			o.line.leave(&o)
+		}
+		return released
+	})
 	st.q = st.q[:st.head+len(kept)]
 	st.late -= before - len(kept)
 	if st.pending() == 0 {

@@ -41,7 +41,7 @@ var mutations = []mutation{
 	{"readiness from an event that was not recorded", "6 readiness is observed", "stream/lane.go",
 		"			list.EventRecord(ev.Handle(), l.h)\n			l.unmarked", "			if n > 0 {\n				list.EventRecord(ev.Handle(), l.h)\n			}\n			l.unmarked"},
 	{"the event of a failed mark used again", "5 terminal latches", "stream/mark.go",
-		"	if e == seenDone { // the event", "	if e != seenNot { // the event"},
+		"		l.events.Bar(m.ev)\n	}\n	m.ev = nil", "		l.events.Put(m.ev)\n	}\n	m.ev = nil"},
 	{"not ready taken for ready", "6 readiness is observed", "stream/mark.go",
 		"	case r == cuapi.Success:\n		l.completeLocked(m)", "	case r == cuapi.Success || r == cuapi.NotReady:\n		l.completeLocked(m)"},
 	{"a failed query taken for not yet", "6 readiness is observed", "stream/mark.go",
