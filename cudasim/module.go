@@ -7,12 +7,13 @@ import (
 	"strings"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
+	"github.com/purecuda/purecuda/internal/ptx"
 )
 
 type module struct {
 	h       cuapi.Module
 	ctx     *context
-	image   *image
+	image   *ptx.Image
 	globals map[string]*block
 	code    *block // stands for the module in what its kernels use
 	funcs   map[string]*function
@@ -23,7 +24,7 @@ type function struct {
 	h         cuapi.Function
 	module    *module
 	name      string
-	params    []param
+	params    []ptx.Param
 	maxShared int32 // dynamic
 	carveout  int32
 }
@@ -40,7 +41,7 @@ func (s *Sim) moduleLoadDataEx(p *cuapi.Module, img cuapi.HostPtr, n uint32, opt
 		}
 		return cuapi.InvalidImage
 	}
-	parsed, err := parsePTX(text)
+	parsed, err := ptx.Parse(text)
 	if err != nil {
 		jitLog(n, options, values, err.Error())
 		return cuapi.InvalidPTX
@@ -48,13 +49,13 @@ func (s *Sim) moduleLoadDataEx(p *cuapi.Module, img cuapi.HostPtr, n uint32, opt
 	jitLog(n, options, values, "")
 	m := &module{h: cuapi.Module(s.newID()), ctx: s.cur.ctx, image: parsed, globals: map[string]*block{}, funcs: map[string]*function{}, made: callers()}
 	m.code = &block{ctx: m.ctx, module: m}
-	for name, g := range parsed.globals {
-		b := s.newDeviceBlock(m.ctx, uintptr(g.size))
+	for name, size := range parsed.Globals {
+		b := s.newDeviceBlock(m.ctx, uintptr(size))
 		if b == nil {
 			s.unload(m)
 			return cuapi.OutOfMemory
 		}
-		b.module, b.data = m, make([]byte, g.size)
+		b.module, b.data = m, make([]byte, size)
 		m.globals[name] = b
 	}
 	s.modules[m.h] = m
@@ -131,7 +132,7 @@ func (s *Sim) moduleGetFunction(p *cuapi.Function, h cuapi.Module, name *byte) c
 	if text == "" {
 		return cuapi.InvalidValue
 	}
-	params, ok := m.image.entries[text]
+	params, ok := m.image.Entries[text]
 	if !ok {
 		return cuapi.NotFound
 	}
@@ -152,7 +153,7 @@ func (s *Sim) moduleGetGlobal(p *cuapi.DevicePtr, size *uintptr, h cuapi.Module,
 	}
 	text, _ := cString(name, 4096)
 	b, ok := m.globals[text]
-	if _, kernel := m.image.entries[text]; kernel || text == "" {
+	if _, kernel := m.image.Entries[text]; kernel || text == "" {
 		return cuapi.InvalidValue
 	}
 	if !ok {
@@ -235,9 +236,9 @@ func (s *Sim) funcGetParamInfo(h cuapi.Function, i uintptr, offset, size *uintpt
 	if i >= uintptr(len(f.params)) {
 		return cuapi.InvalidValue
 	}
-	*offset = f.params[i].offset
+	*offset = f.params[i].Offset
 	if size != nil {
-		*size = f.params[i].size
+		*size = f.params[i].Size
 	}
 	return cuapi.Success
 }
@@ -406,7 +407,7 @@ func (s *Sim) launchKernel(h cuapi.Function, gx, gy, gz, bx, by, bz, shared uint
 	l := &Launch{Grid: [3]uint32{gx, gy, gz}, Block: [3]uint32{bx, by, bz}, Shared: shared, s: s, ctx: st.ctx, name: f.name}
 	o := op{fills: work, span: span{kind: costKernel, kernel: l}, uses: []*block{f.module.code}, run: func() cuapi.Result { return s.play(run, l) }}
 	for i, p := range f.params {
-		arg := append([]byte(nil), hostBytes(*index(params, i), p.size)...)
+		arg := append([]byte(nil), hostBytes(*index(params, i), p.Size)...)
 		l.args = append(l.args, arg)
 		// Every aligned word that is an address may be used by the kernel.
 		for ; len(arg) >= 8; arg = arg[8:] {

@@ -33,7 +33,8 @@ var layers = []layer{
 	{"kernel", "driver stream internal/cuapi internal/own internal/wire"},
 	{"publish", "driver event stream memory pinned kernel retirequeue internal/cuapi internal/outside internal/own internal/room internal/watch internal/wire"},
 	{"internal/osthread", ""},
-	{"cudasim", "driver internal/cuapi internal/osthread internal/wire"},
+	{"internal/ptx", ""},
+	{"cudasim", "driver internal/cuapi internal/osthread internal/ptx internal/wire"},
 	{"cudasim/fault", "driver internal/cuapi internal/outside internal/wire"},
 	{"internal/dst", ""}, // tests alone
 	{"driver/drivertest", "driver kernel pinned publish internal/child internal/cuapi internal/hold internal/wire"},

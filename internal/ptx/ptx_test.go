@@ -1,4 +1,4 @@
-package cudasim
+package ptx
 
 import (
 	"reflect"
@@ -6,34 +6,34 @@ import (
 	"testing"
 )
 
-func TestParsePTX(t *testing.T) {
+func TestParse(t *testing.T) {
 	const head = ".version 8.0\n.target sm_70\n.address_size 64\n"
 	cases := []struct {
 		name, text string
-		want       map[string][]param
+		want       map[string][]Param
 		err        string
 	}{
-		{"none", head, map[string][]param{}, ""},
-		{"no parameters", head + ".visible .entry k() { ret; }", map[string][]param{"k": nil}, ""},
-		{"no list", head + ".entry k { ret; }", map[string][]param{"k": nil}, ""},
+		{"none", head, map[string][]Param{}, ""},
+		{"no parameters", head + ".visible .entry k() { ret; }", map[string][]Param{"k": nil}, ""},
+		{"no list", head + ".entry k { ret; }", map[string][]Param{"k": nil}, ""},
 		{
 			"scalars", head + ".visible .entry k(\n .param .u64 k_p0,\n .param .f32 k_p1,\n .param .u8 k_p2,\n .param .b16 k_p3\n)\n{ ret; }",
-			map[string][]param{"k": {{0, 8}, {8, 4}, {12, 1}, {14, 2}}}, "",
+			map[string][]Param{"k": {{0, 8}, {8, 4}, {12, 1}, {14, 2}}}, "",
 		},
 		{
 			"array", head + ".entry k(.param .u32 a, .param .align 4 .b8 x[12], .param .align 16 .b8 y[20], .param .u64 z) { }",
-			map[string][]param{"k": {{0, 4}, {4, 12}, {16, 20}, {40, 8}}}, "",
+			map[string][]Param{"k": {{0, 4}, {4, 12}, {16, 20}, {40, 8}}}, "",
 		},
 		{
 			"pointers", head + ".entry k(.param .u64 .ptr .global .align 16 p, .param .u64 .ptr q) .maxntid 128, 1, 1 { }",
-			map[string][]param{"k": {{0, 8}, {8, 8}}}, "",
+			map[string][]Param{"k": {{0, 8}, {8, 8}}}, "",
 		},
 		{
 			"bodies and comments", head + "// .entry no()\n/* .entry no()\n */ .func (.param .b32 r) f(.param .b32 a) { { ret; } }\n.entry k() { .reg .pred %p<2>; @%p1 bra $L; $L: ret; }",
-			map[string][]param{"k": nil}, "",
+			map[string][]Param{"k": nil}, "",
 		},
-		{"two", head + ".entry a(.param .u32 n) {} .entry b() {}", map[string][]param{"a": {{0, 4}}, "b": nil}, ""},
-		{"declared", head + ".entry a(.param .u32 n);", map[string][]param{"a": {{0, 4}}}, ""},
+		{"two", head + ".entry a(.param .u32 n) {} .entry b() {}", map[string][]Param{"a": {{0, 4}}, "b": nil}, ""},
+		{"declared", head + ".entry a(.param .u32 n);", map[string][]Param{"a": {{0, 4}}}, ""},
 		{"no version", ".entry k() {}", nil, "before .version"},
 		{"bad name", head + ".entry 5k() {}", nil, "line 4"},
 		{"bad type", head + ".entry k(.param .u65 a) {}", nil, `unknown type ".u65"`},
@@ -49,7 +49,7 @@ func TestParsePTX(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			img, err := parsePTX(c.text)
+			img, err := Parse(c.text)
 			if c.err != "" {
 				if err == nil || !strings.Contains(err.Error(), c.err) {
 					t.Fatalf("error %v, want %q", err, c.err)
@@ -59,43 +59,43 @@ func TestParsePTX(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !reflect.DeepEqual(img.entries, c.want) {
-				t.Errorf("got %v, want %v", img.entries, c.want)
+			if !reflect.DeepEqual(img.Entries, c.want) {
+				t.Errorf("got %v, want %v", img.Entries, c.want)
 			}
 		})
 	}
 }
 
 func TestParseGlobals(t *testing.T) {
-	img, err := parsePTX(".version 8.0 .visible .global .align 4 .u32 n = 5; .global .f32 a[3] = {0f0, 0f1, 0f2}; .const .align 8 .b8 c[2][5];")
+	img, err := Parse(".version 8.0 .visible .global .align 4 .u32 n = 5; .global .f32 a[3] = {0f0, 0f1, 0f2}; .const .align 8 .b8 c[2][5];")
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]symbol{"n": {4}, "a": {12}, "c": {10}}
-	if !reflect.DeepEqual(img.globals, want) {
-		t.Errorf("got %v, want %v", img.globals, want)
+	want := map[string]uint64{"n": 4, "a": 12, "c": 10}
+	if !reflect.DeepEqual(img.Globals, want) {
+		t.Errorf("got %v, want %v", img.Globals, want)
 	}
 }
 
-func FuzzParsePTX(f *testing.F) {
-	f.Add(addPTX)
+func FuzzParse(f *testing.F) {
+	f.Add(".version 8.0\n.target sm_70\n.address_size 64\n.visible .global .align 4 .u32 counter;\n.visible .entry add(.param .u64 dst, .param .u32 n, .param .f32 by) { ret; }\n.visible .entry none { ret; }\n")
 	f.Add(".version 8.0\n.entry k(.param .align 4 .b8 x[12], .param .u64 .ptr .align 8 p) { { } }")
 	f.Add(".version 1 .global .v4 .f32 a[2]; /* \" */ \"")
 	f.Fuzz(func(t *testing.T, text string) {
-		img, err := parsePTX(text)
+		img, err := Parse(text)
 		if err != nil {
 			if !strings.HasPrefix(err.Error(), "ptxas ") {
 				t.Errorf("error %q", err)
 			}
 			return
 		}
-		for name, params := range img.entries {
+		for name, params := range img.Entries {
 			var end uintptr
 			for _, p := range params {
-				if p.size == 0 || p.offset < end {
+				if p.Size == 0 || p.Offset < end {
 					t.Errorf("%s: parameters %v overlap", name, params)
 				}
-				end = p.offset + p.size
+				end = p.Offset + p.Size
 			}
 			if end > maxParams {
 				t.Errorf("%s: %d bytes of parameters", name, end)

@@ -1,4 +1,6 @@
-package cudasim
+// Package ptx reads the declarations in PTX text, NVIDIA's assembly language, for the
+// simulator.
+package ptx
 
 import (
 	"fmt"
@@ -6,21 +8,17 @@ import (
 	"strings"
 )
 
-// A param is one parameter of a kernel: where it lies in the argument block.
-type param struct {
-	offset, size uintptr
+// A Param is one parameter of a kernel: where it lies in the argument block, and its
+// bytes.
+type Param struct {
+	Offset, Size uintptr
 }
 
-// A symbol is a global variable of a module.
-type symbol struct {
-	size uint64
-}
-
-// An image is what the simulator reads in PTX text: the declarations, not the
-// code.
-type image struct {
-	entries map[string][]param
-	globals map[string]symbol
+// An Image is what PTX text declares: kernels with their parameters, in order, and
+// global variables with their bytes. The code is not read.
+type Image struct {
+	Entries map[string][]Param
+	Globals map[string]uint64
 }
 
 // typeSizes are the fundamental types of PTX, in bytes.
@@ -36,10 +34,11 @@ var typeSizes = map[string]uintptr{
 // Function Parameters").
 const maxParams = 32764
 
-// parsePTX reads a module. Only what is wrong in the declarations is found.
-func parsePTX(text string) (*image, error) {
-	p := &ptx{line: 1, text: text}
-	img := &image{entries: map[string][]param{}, globals: map[string]symbol{}}
+// Parse reads a module. Only what is wrong in the declarations is found: the error
+// is worded as that of NVIDIA's compiler.
+func Parse(text string) (*Image, error) {
+	p := &scanner{line: 1, text: text}
+	img := &Image{Entries: map[string][]Param{}, Globals: map[string]uint64{}}
 	version := false
 	for p.next() {
 		switch p.tok {
@@ -58,19 +57,19 @@ func parsePTX(text string) (*image, error) {
 			if !identifier(name) {
 				return nil, p.errorf("syntax error near %q: a kernel name is expected", name)
 			}
-			if _, ok := img.entries[name]; ok {
+			if _, ok := img.Entries[name]; ok {
 				return nil, p.errorf("duplicate definition of kernel %q", name)
 			}
 			if !p.skipTo("{", ";") || p.tok == "{" && !p.body() {
 				return nil, p.errorf("unexpected end of file in kernel %q", name)
 			}
-			img.entries[name] = params
+			img.Entries[name] = params
 		case ".global", ".const":
 			v, err := p.variable()
 			if err != nil {
 				return nil, err
 			}
-			img.globals[v.name] = symbol{uint64(v.size)}
+			img.Globals[v.name] = uint64(v.size)
 			if p.tok != ";" && !p.skipTo(";") {
 				return nil, p.errorf("unexpected end of file in variable %q", v.name)
 			}
@@ -88,15 +87,15 @@ func parsePTX(text string) (*image, error) {
 	return img, nil
 }
 
-// ptx splits the text into words, numbers and single punctuation marks.
-type ptx struct {
+// A scanner splits the text into words, numbers and single punctuation marks.
+type scanner struct {
 	text string
 	pos  int
 	line int
 	tok  string
 }
 
-func (p *ptx) errorf(format string, args ...any) error {
+func (p *scanner) errorf(format string, args ...any) error {
 	return fmt.Errorf("ptxas application ptx input, line %d; error: %s", p.line, fmt.Sprintf(format, args...))
 }
 
@@ -105,7 +104,7 @@ func wordByte(c byte) bool {
 }
 
 // next reads the next token; false at the end of the text.
-func (p *ptx) next() bool {
+func (p *scanner) next() bool {
 	p.tok = ""
 	for p.pos < len(p.text) {
 		rest := p.text[p.pos:]
@@ -149,18 +148,18 @@ func (p *ptx) next() bool {
 	return false
 }
 
-func (p *ptx) take(n int) {
+func (p *scanner) take(n int) {
 	p.tok = p.text[p.pos : p.pos+n]
 	p.line += strings.Count(p.tok, "\n")
 	p.pos += n
 }
 
-func (p *ptx) word() string {
+func (p *scanner) word() string {
 	p.next()
 	return p.tok
 }
 
-func (p *ptx) skipTo(stops ...string) bool {
+func (p *scanner) skipTo(stops ...string) bool {
 	for p.next() {
 		for _, s := range stops {
 			if p.tok == s {
@@ -177,7 +176,7 @@ func (p *ptx) skipTo(stops ...string) bool {
 }
 
 // body skips a braced block whose opening was read.
-func (p *ptx) body() bool {
+func (p *scanner) body() bool {
 	for depth := 1; p.next(); {
 		switch p.tok {
 		case "{":
@@ -196,13 +195,13 @@ func identifier(s string) bool {
 }
 
 // params reads a kernel's parameter list, if there is one, and lays it out.
-func (p *ptx) params() ([]param, error) {
+func (p *scanner) params() ([]Param, error) {
 	at, line := p.pos, p.line
 	if p.word() != "(" {
 		p.pos, p.line = at, line
 		return nil, nil
 	}
-	var out []param
+	var out []Param
 	var end uintptr
 	for p.next() && p.tok != ")" {
 		if p.tok != ".param" {
@@ -216,7 +215,7 @@ func (p *ptx) params() ([]param, error) {
 		if end = off + v.size; end > maxParams {
 			return nil, p.errorf("formal parameter space overflowed: %d bytes", end)
 		}
-		out = append(out, param{offset: off, size: v.size})
+		out = append(out, Param{Offset: off, Size: v.size})
 		if p.tok == ")" {
 			break
 		}
@@ -237,7 +236,7 @@ type variable struct {
 }
 
 // variable reads a declaration and stops at the token behind it.
-func (p *ptx) variable() (v variable, err error) {
+func (p *scanner) variable() (v variable, err error) {
 	var size uintptr
 	for p.next() && strings.HasPrefix(p.tok, ".") {
 		switch tok := p.tok; tok {
@@ -288,7 +287,7 @@ func (p *ptx) variable() (v variable, err error) {
 }
 
 // pointee skips the attributes behind .ptr: a state space and an alignment.
-func (p *ptx) pointee() error {
+func (p *scanner) pointee() error {
 	for p.next() && strings.HasPrefix(p.tok, ".") {
 		if p.tok == ".align" {
 			if _, err := strconv.ParseUint(p.word(), 0, 16); err != nil {
