@@ -12,7 +12,7 @@ import (
 // [driver.ErrInvalidValue], [driver.ErrOutOfMemory] and
 // [driver.ErrLaunchFailed]: a refusal, a shortage, a lost context.
 type Loop struct {
-	// Codes are what the calls fail with; none means the three above.
+	// Codes are what the calls fail with; none means the three that the zero Loop has.
 	Codes []driver.Result
 	// Lose has codes that are sticky lose the context for good, as on hardware,
 	// where the calls behind the first one fail as well.
