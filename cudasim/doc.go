@@ -28,11 +28,17 @@
 // free: each device has one for copies from the host and one for copies to it.
 // It ends its cost later, which [Config].Cost tells, or [DefaultCost].
 // cuEventElapsedTime gives differences of that time, so that a download under a
-// kernel shows as one. [Sim.Now] is the host's time. It moves on when the host
+// kernel shows as one. Copy engines alone are shared: kernels of different streams
+// run side by side, each at its full cost, however many they are. [Sim.Now] is the
+// host's time. It moves on when the host
 // sees something complete, so host code costs none; [Sim.Advance] lets time pass,
 // and in stepped mode runs what ends meanwhile. Stepped mode is the one to measure
 // a schedule in: otherwise each look at what was enqueued finds it complete, and
 // what is enqueued behind that look starts later.
+//
+// In a bubble of testing/synctest a wait for the device is no durable block:
+// synctest.Wait does not return while one is under way. Release or step first,
+// then wait for who waits.
 //
 // # What blocks
 //
@@ -40,7 +46,8 @@
 // measured it: cuMemFree, cuMemFreeHost and module loading block while any
 // stream has work pending, and while they do, so do most other calls; the
 // 1,022nd copy or launch into a held stream blocks; many held streams hold the
-// others. Calls whose behaviour was never measured are taken for the worst
+// others, and a hold behind a download, or a download behind a hold, those of every
+// fourth stream. Calls whose behaviour was never measured are taken for the worst
 // kind. [Sim.Blocked] counts who blocks, and [Config].NoBlock turns blocking
 // into a violation.
 //

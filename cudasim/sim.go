@@ -37,7 +37,9 @@ type Config struct {
 	Report func(Violation)
 
 	// Stepped leaves every operation that is enqueued pending until Sim.Step
-	// runs it.
+	// runs it. Set-up waits for work of its own (driver.Device.Primary): with
+	// Stepped from the start another goroutine must step. Most tests call
+	// Sim.SetStepped(true) behind their set-up instead.
 	Stepped bool
 
 	// Cost tells how long an operation takes in virtual time; nil means

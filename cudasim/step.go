@@ -11,6 +11,10 @@ import (
 // It acts as an operation of the stream that completes on Release, as
 // cuStreamWaitValue32 on a flag does on hardware: the stream is not ready
 // meanwhile, and calls that wait for all streams block.
+//
+// The handle is what stream.Stream.Raw or publish.Session.Raw returns. Code whose
+// sessions have streams of their own that a test can not reach is stopped with
+// SetStepped(true), which needs no handle.
 func (s *Sim) Hold(h uintptr) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -246,7 +246,7 @@ func counts(words []string) string {
 func (v Violation) full() string {
 	text := v.Error() + "\n" + indent(v.Stack())
 	if o := v.Other(); o != "" {
-		text += "  other side:\n" + indent(o)
+		text += "  the other side:\n" + indent(o)
 	}
 	return text
 }
@@ -296,8 +296,13 @@ type TB interface {
 
 // ForTest returns a simulated driver that is closed when the test ends, and fails
 // the test with each violation, with the stacks of both sides, and each thing
-// that was left alive. Cleanups run last in, first out: so call it before what
-// registers cleanups that use the driver.
+// that was left alive, those made in one place together. Cleanups run last in,
+// first out: so call it before what registers cleanups that use the driver.
+//
+// A test that holds streams or steps, and ends early, leaves work that a Shutdown
+// in a cleanup waits for. Register another cleanup behind that one, so that it runs
+// first: it calls SetStepped(false) and ReleaseAll. The context of testing.T.Context
+// has ended by then: shut down with another.
 func ForTest(t TB, cfg Config) *Sim {
 	t.Helper()
 	s := New(cfg)
@@ -310,11 +315,31 @@ func ForTest(t TB, cfg Config) *Sim {
 		for _, v := range e.Violations {
 			t.Errorf("cudasim: %s", v.full())
 		}
-		for _, l := range e.Left {
+		for _, l := range grouped(e.Left) {
 			t.Errorf("cudasim: left alive: %s", l)
 		}
 	})
 	return s
+}
+
+// grouped joins what was made in one place: a pool of events is one thing to read.
+func grouped(left []string) (out []string) {
+	count := map[string]int{}
+	for _, l := range left {
+		_, where, _ := strings.Cut(l, "\n")
+		count[where]++
+	}
+	for _, l := range left {
+		what, where, _ := strings.Cut(l, "\n")
+		switch n := count[where]; {
+		case n > 1:
+			out = append(out, fmt.Sprintf("%s, and %d more things made there:\n%s", what, n-1, where))
+		case n == 1:
+			out = append(out, l)
+		}
+		delete(count, where)
+	}
+	return out
 }
 
 // left lists what is alive in the contexts that match, in order of creation.

@@ -22,7 +22,10 @@ type Loop struct {
 	Only Cond
 	// Varies names entry points that are called as often as somebody polls, so
 	// that a run need not come to each of their positions. One of them must be
-	// injected with each code, before and after, all the same.
+	// injected with each code, before and after, all the same. For code on
+	// package publish these are cuEventQuery and cuThreadExchangeStreamCaptureMode,
+	// by which it looks, and cuMemFreeAsync, by which what was closed is released
+	// when somebody gets to it.
 	Varies []string
 	// Sample bounds how many positions of one entry point are taken, spread
 	// evenly, the first one among them; 0 means all.
@@ -41,7 +44,7 @@ type Report struct {
 }
 
 func (r Report) String() string {
-	return fmt.Sprintf("%d positions of %d entry points in %d runs, %d did not come so far", r.Positions, len(r.Injected), r.Runs, r.Missed)
+	return fmt.Sprintf("%d positions of %d entry points in %d runs, %d of which did not come to theirs", r.Positions, len(r.Injected), r.Runs, r.Missed)
 }
 
 // A Case is one run of a workflow under [Each] or [Replay]: without a fault, or
@@ -78,7 +81,7 @@ func (c *Case) Arm(i *Injector) error {
 }
 
 // Injected returns the first call that the case's plan injected. It is false in
-// the unfaulted run, and in one that did not come so far.
+// the unfaulted run, and in one that did not come to its position.
 func (c *Case) Injected() (Injection, bool) {
 	if c.a == nil {
 		return Injection{}, false
@@ -162,7 +165,7 @@ func Each(l Loop, run func(*Case) error) (Report, error) {
 				case varies[s.id]:
 					report.Missed++
 				default:
-					errs = append(errs, fmt.Errorf("fault: %v: never injected, though the unfaulted run made that call", plan))
+					errs = append(errs, fmt.Errorf("fault: %v: never injected, though the unfaulted run made that call: name it in Loop.Varies if it is made as often as somebody looks, or when somebody gets to it", plan))
 				}
 			}
 			for id := range due {

@@ -83,7 +83,7 @@ func TestEach(t *testing.T) {
 		if report.Positions != 7 || report.Runs != 28 || report.Missed != 0 || !reflect.DeepEqual(report.Injected, want) {
 			t.Errorf("%+v", report)
 		}
-		if s := report.String(); s != "7 positions of 5 entry points in 28 runs, 0 did not come so far" {
+		if s := report.String(); s != "7 positions of 5 entry points in 28 runs, 0 of which did not come to theirs" {
 			t.Error(s)
 		}
 		var all []string

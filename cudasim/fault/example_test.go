@@ -10,6 +10,7 @@ import (
 	"github.com/purecuda/purecuda/cudasim/fault"
 	"github.com/purecuda/purecuda/driver"
 	"github.com/purecuda/purecuda/publish"
+	"github.com/purecuda/purecuda/stream"
 )
 
 // echo is a program's own code: it takes text to the device and back.
@@ -133,7 +134,7 @@ func ExampleEach() {
 		if v := sim.Violations(); len(v) > 0 {
 			return v[0]
 		}
-		if !c.Faulted() {
+		if !c.Faulted() { // after a fault memory may rightly be retained, and the ends tell
 			return errors.Join(rt.Shutdown(context.Background()), ctx.Shutdown(context.Background()), sim.Close())
 		}
 		return nil
@@ -147,4 +148,43 @@ func check(err error) {
 	if err != nil {
 		log.Fatal(err)
 	}
+}
+
+// The line of a case, as Each reports it, runs that case alone: from an environment
+// variable, a flag, or pasted into a test.
+func ExampleReplay() {
+	line := "fail cuStreamCreate #1 with CUDA_ERROR_OUT_OF_MEMORY"
+	plan, err := fault.Parse(line)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	err = fault.Replay(plan, func(c *fault.Case) error {
+		drv, err := cudasim.New(cudasim.Config{}).Driver()
+		if err != nil {
+			return err
+		}
+		inj, err := fault.Wrap(drv, fault.Plan{})
+		if err != nil {
+			return err
+		}
+		dev, err := inj.Driver().Device(0)
+		if err != nil {
+			return err
+		}
+		ctx, err := dev.Primary()
+		if err != nil {
+			return err
+		}
+		if err := c.Arm(inj); err != nil {
+			return err
+		}
+		_, err = stream.New(ctx)
+		fmt.Println(err)
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// cuStreamCreate: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory
+	// <nil>
 }
