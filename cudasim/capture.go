@@ -22,8 +22,8 @@ type capture struct {
 	ended   bool
 }
 
-// take puts an operation of a stream into the graph. Events are none, but know what
-// they stand behind.
+// take puts an operation of a stream into the graph. The record of an event is no
+// node of it: the event notes which nodes are before it.
 func (c *capture) take(st *stream, o *op) {
 	if o.rec == nil {
 		c.nodes[st]++
@@ -72,6 +72,7 @@ func (s *Sim) join(st *stream, e *event) cuapi.Result {
 	return cuapi.Success
 }
 
+// A graph is what a capture came to. It is not executed.
 type graph struct {
 	h     cuapi.Graph
 	ctx   *context
@@ -86,7 +87,8 @@ func (s *Sim) capturedEvent(e *event) cuapi.Result {
 	return r
 }
 
-// aboutCaptured does not spoil the capture.
+// aboutCaptured answers a question about such an event that leaves the capture
+// alone.
 func (s *Sim) aboutCaptured(e *event) cuapi.Result {
 	s.violate(Captured, fmt.Sprintf("event %#x was recorded in a capture", e.h), &e.made)
 	c := e.last.capture
@@ -96,6 +98,8 @@ func (s *Sim) aboutCaptured(e *event) cuapi.Result {
 	return cuapi.CapturedEvent
 }
 
+// notCapturing answers a query of a stream, and a wait for it: one that captures is
+// spoilt by either.
 func (s *Sim) notCapturing(st *stream) cuapi.Result {
 	if st.capture == nil {
 		r := cuapi.Success
@@ -163,6 +167,7 @@ func (s *Sim) streamBeginCapture(h cuapi.Stream, mode int32) cuapi.Result {
 	return cuapi.Success
 }
 
+// endCapture takes all streams that take part out of a capture.
 func (s *Sim) endCapture(st *stream) *capture {
 	c := st.capture
 	for _, member := range c.streams {

@@ -3,7 +3,9 @@ package cudasim
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
@@ -49,7 +51,8 @@ func (s *Sim) moduleLoadDataEx(p *cuapi.Module, img cuapi.HostPtr, n uint32, opt
 	jitLog(n, options, values, "")
 	m := &module{h: cuapi.Module(s.newID()), ctx: s.cur.ctx, image: parsed, globals: map[string]*block{}, funcs: map[string]*function{}, made: callers()}
 	m.code = &block{ctx: m.ctx, module: m}
-	for name, size := range parsed.Globals {
+	for _, name := range slices.Sorted(maps.Keys(parsed.Globals)) { // so that addresses repeat
+		size := parsed.Globals[name]
 		b := s.newDeviceBlock(m.ctx, uintptr(size))
 		if b == nil {
 			s.unload(m)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -249,6 +250,29 @@ func TestKernels(t *testing.T) {
 	r.clean()
 }
 
+// A run repeats, and so do the addresses of a module's variables.
+func TestAddressesOfGlobalsRepeat(t *testing.T) {
+	names := []string{"a", "b", "c", "d", "e", "f", "g", "h"}
+	text := ".version 8.0\n.target sm_70\n.address_size 64\n"
+	for _, n := range names {
+		text += ".visible .global .align 4 .u32 " + n + ";\n"
+	}
+	text += ".visible .entry none { ret; }\n"
+	addresses := func() (at []cuapi.DevicePtr) {
+		r := newRig(t, Config{})
+		m, _ := r.function(text, "none")
+		for _, n := range names {
+			var p cuapi.DevicePtr
+			r.ok(r.ModuleGetGlobal(&p, nil, m, cText(n)))
+			at = append(at, p)
+		}
+		return at
+	}
+	if a, b := addresses(), addresses(); !slices.Equal(a, b) {
+		t.Errorf("%x, then %x", a, b)
+	}
+}
+
 func TestModuleErrors(t *testing.T) {
 	r := newRig(t, Config{})
 	var m cuapi.Module
@@ -311,35 +335,6 @@ func TestPinnedLimit(t *testing.T) {
 	r.want(cuapi.OutOfMemory, r.MemHostAlloc(&q, 21, 0))
 	r.ok(r.MemFreeHost(p))
 	r.ok(r.MemHostAlloc(&q, 100, 0))
-}
-
-func TestCapture(t *testing.T) {
-	r := newRig(t, Config{})
-	st, ev, dev := r.stream(), r.event(), r.device(8)
-	var status int32
-	var g cuapi.Graph
-	r.ok(r.StreamBeginCapture(st, cuapi.CaptureModeThreadLocal))
-	r.ok(r.StreamIsCapturing(st, &status))
-	r.ok(r.MemsetD8Async(dev, 1, 8, st))
-	r.ok(r.StreamEndCapture(st, &g))
-	if status != cuapi.CaptureStatusActive || r.sim.graphs[g].nodes != 1 {
-		t.Errorf("status %d, %d nodes", status, r.sim.graphs[g].nodes)
-	}
-	r.ok(r.GraphDestroy(g))
-	r.clean()
-
-	r.ok(r.StreamBeginCapture(st, cuapi.CaptureModeThreadLocal))
-	r.ok(r.EventRecord(ev, st))
-	r.want(cuapi.CapturedEvent, r.EventQuery(ev))
-	r.want(cuapi.StreamCaptureInvalidated, r.StreamEndCapture(st, &g))
-
-	// A capture in global mode and a thread that did not opt out.
-	r.ok(r.StreamBeginCapture(st, cuapi.CaptureModeGlobal))
-	r.want(cuapi.StreamCaptureUnsupported, r.MemAlloc(&dev, 8))
-	mode := int32(cuapi.CaptureModeRelaxed)
-	r.ok(r.ThreadExchangeStreamCaptureMode(&mode))
-	r.ok(r.MemAlloc(&dev, 8))
-	r.want(cuapi.StreamCaptureInvalidated, r.StreamEndCapture(st, &g))
 }
 
 func TestHostFunctions(t *testing.T) {

@@ -313,8 +313,15 @@ func (s *Sim) behindLegacy(st *stream, o *op) bool {
 	return false
 }
 
-// drop empties the queues of a lost context.
+// drop empties the queues of a context that is lost or destroyed, and ends the
+// captures of its streams: nobody can end them any more, and beside them calls are
+// forbidden in other contexts too.
 func (s *Sim) drop(ctx *context) {
+	for _, st := range s.streams {
+		if st.ctx == ctx && st.capture != nil {
+			s.endCapture(st)
+		}
+	}
 	for _, st := range slices.Clone(s.active) {
 		if st.ctx == ctx {
 			for st.pending() > 0 {
@@ -436,9 +443,10 @@ func (s *Sim) streamSynchronize(h cuapi.Stream) cuapi.Result {
 }
 
 func (s *Sim) ctxSynchronize() cuapi.Result {
-	ctx, last, all := s.cur.ctx, s.seq, s.cur.ctx.departed
+	ctx, last, all, blind := s.cur.ctx, s.seq, s.cur.ctx.departed, false
 	for _, st := range s.streams {
 		if st.ctx == ctx {
+			blind = blind || st.blind
 			before, newest := st.now()
 			all = all.with(before...).with(newest)
 		}
@@ -456,6 +464,7 @@ func (s *Sim) ctxSynchronize() cuapi.Result {
 	for _, t := range all {
 		s.saw(nil, t)
 	}
+	s.sawBlind(blind)
 	s.sawAt(ctx.ended)
 	return cuapi.Success
 }

@@ -184,6 +184,26 @@ func TestNoFalseAlarm(t *testing.T) {
 	}
 }
 
+// A context's stream may have waited for another context's, by a word of memory: who
+// waits for the one context knows the other's work complete too.
+func TestAWordOrdersContexts(t *testing.T) {
+	r := newRig(t, Config{Devices: 2})
+	var other cuapi.Context
+	r.ok(r.DevicePrimaryCtxRetain(&other, 1))
+	flag, _ := r.pinned(4)
+	word := cuapi.DevicePtr(hostAddress(flag))
+	waits := r.stream()
+	r.ok(r.CtxPushCurrent(other))
+	mem, writes := r.device(64), r.stream()
+	r.ok(r.MemsetD8Async(mem, 1, 64, writes))
+	r.ok(r.MemsetD8Async(word, 7, 4, writes))
+	r.ok(r.CtxPopCurrent(&other))
+	r.ok(r.StreamWaitValue32(waits, word, 0x07070707, 1))
+	r.ok(r.CtxSynchronize())
+	r.ok(r.MemFree(mem))
+	r.clean()
+}
+
 // Large copies are looked at in part: their ends.
 func TestWatchedEnds(t *testing.T) {
 	const n = 4 * maxWatched
