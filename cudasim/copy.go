@@ -275,7 +275,7 @@ func (s *Sim) waitSemaphore(st *stream, addr cuapi.DevicePtr) cuapi.Result {
 	}
 	st.blind = true
 	return s.enqueue(st, &op{
-		uses: uses(d.b), fills: work, holds: true, span: span{kind: costWait, word: d.addr, in: d.b},
+		uses: uses(d.b), fills: work, holds: true, span: span{word: d.addr, in: d.b},
 		ready: func() bool { return loadFlag(d.bytes(4)) > 0 },
 		run: func() cuapi.Result {
 			addFlag(d.bytes(4), ^uint32(0))

@@ -66,7 +66,8 @@ func (s *Sim) lose(ctx *context, code cuapi.Result) {
 // Lose has a device's context be lost from outside, as by a fault of its memory
 // or when the device falls off its bus, with a result code such as 214, 700 or
 // 719. What is pending in the context is gone, and calls answer the code, as
-// after a fault of a kernel. A context retained later is lost too.
+// after a fault of a kernel. A context retained later is lost too. It panics where
+// there is no such device, and with the code 0.
 func (s *Sim) Lose(device, code int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -22,6 +22,7 @@ type Operation struct {
 	Call             string // C name of the call that enqueued it
 	Bytes            uint64 // of a copy or fill
 	FromHost, ToHost bool   // a copy from or to host memory
+	Peer             bool   // a copy between devices
 	Kernel           string // entry name, of a launch
 	Grid, Block      [3]uint32
 	Stream           uintptr
@@ -43,7 +44,7 @@ func DefaultCost(o Operation) time.Duration {
 		kind = costWait
 	case o.Call == cuapi.Entries[cuapi.IDMemsetD8Async].Symbol():
 		kind = costFill
-	case o.FromHost != o.ToHost, o.Call == cuapi.Entries[cuapi.IDMemcpyPeerAsync].Symbol():
+	case o.FromHost != o.ToHost, o.Peer:
 		kind = costLink
 	case o.Bytes > 0:
 		kind = costInside
@@ -57,9 +58,9 @@ type costKind uint8
 const (
 	costOther  costKind = iota
 	costWait            // for an event or a word
-	costKernel          //
-	costFill            //
-	costLink            // a copy to or from a device
+	costKernel          // a launch
+	costFill            // of memory
+	costLink            // a copy to or from a device, or between two
 	costInside          // a copy inside one
 )
 
@@ -84,6 +85,7 @@ type span struct {
 	kind             costKind
 	bytes            uint64
 	fromHost, toHost bool
+	peer             bool
 	kernel           *Launch
 	engine           *engine
 	after            *record // a wait: what for
@@ -104,8 +106,10 @@ func copySpan(dst, src place, n uintptr) span {
 	switch {
 	case sp.fromHost && !sp.toHost:
 		sp.engine = &dst.b.ctx.dev.engines[0]
-	case sp.toHost && !sp.fromHost, !sp.toHost && src.b.ctx.dev != dst.b.ctx.dev:
+	case sp.toHost && !sp.fromHost:
 		sp.engine = &src.b.ctx.dev.engines[1]
+	case !sp.toHost && src.b.ctx.dev != dst.b.ctx.dev:
+		sp.peer, sp.engine = true, &src.b.ctx.dev.engines[1]
 	default:
 		sp.kind = costInside
 	}
@@ -175,7 +179,7 @@ func (s *Sim) cost(st *stream, o *op) moment {
 		return o.span.kind.of(o.span.bytes)
 	}
 	w := Operation{
-		Call: cuapi.Entries[o.id].Symbol(), Bytes: o.span.bytes, FromHost: o.span.fromHost, ToHost: o.span.toHost,
+		Call: cuapi.Entries[o.id].Symbol(), Bytes: o.span.bytes, FromHost: o.span.fromHost, ToHost: o.span.toHost, Peer: o.span.peer,
 		Stream: uintptr(st.h), Device: int(st.ctx.dev.ordinal),
 	}
 	if l := o.span.kernel; l != nil {

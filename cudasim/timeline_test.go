@@ -1,6 +1,7 @@
 package cudasim
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -233,7 +234,7 @@ func TestDefaultCosts(t *testing.T) {
 	}{
 		{Operation{Call: "cuMemcpyDtoHAsync_v2", Bytes: 55_000_000, ToHost: true}, time.Millisecond + 1500},
 		{Operation{Call: "cuMemcpyHtoDAsync_v2", Bytes: 55_000_000, FromHost: true}, time.Millisecond + 1500},
-		{Operation{Call: "cuMemcpyPeerAsync", Bytes: 55_000_000}, time.Millisecond + 1500},
+		{Operation{Call: "cuMemcpyPeerAsync", Bytes: 55_000_000, Peer: true}, time.Millisecond + 1500},
 		{Operation{Call: "cuMemcpyDtoDAsync_v2", Bytes: 1_200_000_000}, time.Millisecond + 1500},
 		{Operation{Call: "cuMemsetD8Async", Bytes: 2_400_000_000}, time.Millisecond + 1000},
 		{Operation{Call: "cuLaunchKernel", Kernel: "k"}, 5000},
@@ -244,6 +245,38 @@ func TestDefaultCosts(t *testing.T) {
 		if got := DefaultCost(c.o); got != c.want {
 			t.Errorf("%+v: %v, want %v", c.o, got, c.want)
 		}
+	}
+}
+
+// No cost means the default one, by whichever call a copy is made.
+func TestDefaultCostOfCopies(t *testing.T) {
+	run := func(cfg Config) (at []time.Duration) {
+		cfg.Devices = 2
+		r := newRig(t, cfg)
+		st, here := r.stream(), r.device(1<<20)
+		host, _ := r.pinned(1 << 20)
+		var other cuapi.Context
+		r.ok(r.DevicePrimaryCtxRetain(&other, 1))
+		r.ok(r.CtxPushCurrent(other))
+		there := r.device(1 << 20)
+		pinned := cuapi.DevicePtr(hostAddress(host))
+		for _, copies := range []func() cuapi.Result{
+			func() cuapi.Result { return r.MemcpyPeerAsync(there, other, here, r.ctx, 1<<20, st) },
+			func() cuapi.Result { return r.MemcpyPeerAsync(here, r.ctx, here+1<<19, r.ctx, 1<<19, st) },
+			func() cuapi.Result { return r.MemcpyDtoDAsync(there, here, 1<<20, st) },
+			func() cuapi.Result { return r.MemcpyAsync(there, here, 1<<20, st) },
+			func() cuapi.Result { return r.MemcpyAsync(pinned, here, 1<<20, st) },
+			func() cuapi.Result { return r.MemcpyAsync(pinned, pinned+1<<19, 1<<19, st) },
+		} {
+			r.ok(copies())
+			r.ok(r.StreamSynchronize(st))
+			at = append(at, r.sim.Now())
+		}
+		return at
+	}
+	want, got := run(Config{}), run(Config{Cost: DefaultCost})
+	if !slices.Equal(got, want) {
+		t.Errorf("%v with the default cost told, %v with none", got, want)
 	}
 }
 

@@ -16,23 +16,23 @@ type Kind string
 
 // The kinds of violation.
 const (
-	FreeInFlight   Kind = "free in flight"        // memory freed that a pending operation uses
-	UseAfterFree   Kind = "use after free"        // an operation enqueued on freed memory
-	UseBeforeAlloc Kind = "use before allocation" // an operation not ordered behind the allocation of its memory
-	DoubleFree     Kind = "double free"           //
-	BadFree        Kind = "bad free"              // an address that no allocation starts at
-	DeadHandle     Kind = "dead handle"           // a destroyed handle, or none at all
-	WrongContext   Kind = "wrong context"         // handles of two contexts in one call
-	FromCallback   Kind = "driver call in callback"
-	Captured       Kind = "captured"        // a captured event queried, or a capturing stream synchronized
-	Pageable       Kind = "pageable memory" // an asynchronous copy from or to memory that is not pinned
-	NoFunction     Kind = "no function"     // a kernel or host function that the test did not register
-	Panicked       Kind = "panic"           // a kernel or host function panicked
-	WildAddress    Kind = "wild address"    // a kernel's argument that is no memory of its context
-	Blocks         Kind = "blocks"          // Config.NoBlock, and the call would block
-	Race           Kind = "race"            // copies or fills of the same bytes that nothing orders
-	HostAccess     Kind = "host access in flight"
-	Misuse         Kind = "misuse" //
+	FreeInFlight   Kind = "free in flight"          // memory freed that a pending operation uses
+	UseAfterFree   Kind = "use after free"          // an operation enqueued on freed memory
+	UseBeforeAlloc Kind = "use before allocation"   // an operation not ordered behind the allocation of its memory
+	DoubleFree     Kind = "double free"             // memory freed that is free already
+	BadFree        Kind = "bad free"                // an address that no allocation starts at
+	DeadHandle     Kind = "dead handle"             // a destroyed handle, or none at all
+	WrongContext   Kind = "wrong context"           // handles of two contexts in one call
+	FromCallback   Kind = "driver call in callback" // by a host function or a kernel
+	Captured       Kind = "captured"                // a captured event queried, or a capturing stream synchronized
+	Pageable       Kind = "pageable memory"         // an asynchronous copy from or to memory that is not pinned
+	NoFunction     Kind = "no function"             // a kernel or host function that the test did not register
+	Panicked       Kind = "panic"                   // a kernel or host function panicked
+	WildAddress    Kind = "wild address"            // a kernel's argument that is no memory of its context
+	Blocks         Kind = "blocks"                  // Config.NoBlock, and the call would block
+	Race           Kind = "race"                    // copies or fills of the same bytes that nothing orders
+	HostAccess     Kind = "host access in flight"   // to pinned memory that a pending copy has
+	Misuse         Kind = "misuse"                  // anything else that a real driver may not survive
 )
 
 // A Violation is one misuse of the driver that a real one might not report.
