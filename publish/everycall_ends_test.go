@@ -23,8 +23,8 @@ func (x *trial) stuck() bool {
 	return hit.Call == "cuCtxPushCurrent_v2" && hit.After || hit.Call == "cuCtxPopCurrent_v2" && !hit.After
 }
 
-// opened tries again what failed: on a context that is not lost it works.
-func opened(x *trial) {
+// afterOpening tries again what failed: on a context that is not lost it works.
+func afterOpening(x *trial) {
 	if x.stuck() {
 		return
 	}

@@ -36,7 +36,7 @@ var workflows = []workflow{
 		// The same where what would come back is retained.
 		silent: of("cuMemGetInfo_v2", "cuMemPoolGetAttribute", "cuCtxPushCurrent_v2", "cuMemFreeAsync", "cuEventRecord", "cuEventQuery", "cuStreamQuery", exchange), varies: []string{"cuStreamQuery", "cuMemGetInfo_v2", "cuMemPoolGetAttribute"}},
 	{name: "adopt", ready: readyAdopt, run: adopt, silent: noContext},
-	{name: "open", run: opening, end: opened,
+	{name: "open", run: opening, end: afterOpening,
 		// Without an answer the device has no pools, and the kernel's parameters are
 		// not checked; the probe has asked for that of a missing context.
 		silent: func(hit fault.Injection) bool {
@@ -163,7 +163,7 @@ func scoped(x *trial) error {
 	return nil
 }
 
-// held are sessions whose streams are held until let is called, or the workflow
+// hold makes sessions whose streams are held until let is called, or the workflow
 // ends.
 func (x *trial) hold(n int) (held []*publish.Session, let []func()) {
 	// First: where a process has some hundred streams, a driver was seen to wait for a
@@ -232,14 +232,10 @@ func cancelled(x *trial) error {
 	p := get(x.publish(s, v))
 	w, _ := x.produced(s, 64)
 	tr := get(x.downloaded(get(x.publish(s, w))))
-	for what, wait := range map[string]func(context.Context) error{
-		"AwaitFrontier": p.AwaitFrontier,
-		"Wait":          func(ctx context.Context) error { return second(tr.Wait(ctx)) },
-		"Shutdown":      func(ctx context.Context) error { return x.rt.Shutdown(ctx) },
+	for _, wait := range []func(context.Context) error{
+		p.AwaitFrontier,
+		func(ctx context.Context) error { return second(tr.Wait(ctx)) },
 	} {
-		if what == "Shutdown" { // it ends the runtime: below
-			continue
-		}
 		if err := wait(over()); !errors.Is(err, context.Canceled) {
 			x.waits++
 			return err

@@ -33,7 +33,7 @@ func (w *world) conserved(rt *runtimeOf) {
 	if min(s.Sessions, s.Pinned.InUse-s.Pinned.Kept-s.Pinned.Abandoned, s.Events.InUse) < 0 || s.Memory.InUse < 0 || s.Panics > 0 {
 		w.fail("counters are off: %+v", s)
 	}
-	if w.guard.depth > 0 || w.guard.nested() {
+	if w.guard.depth > 0 {
 		return
 	}
 	if rt.dropped == 0 && q.Permanent < rt.keeps {
@@ -68,8 +68,6 @@ func (w *world) conserved(rt *runtimeOf) {
 		w.fail("%d owners are retained, %d were leaked, and nothing failed: %v", q.Permanent, rt.leaks, q.Cause)
 	}
 }
-
-func (g *driverGuard) nested() bool { return g.depth > 0 }
 
 // laws are checked after each action.
 func (w *world) laws() {
@@ -247,7 +245,7 @@ func (w *world) waitForRoom() {
 	}
 }
 
-// end stops the faults, and requires that all completes and drains.
+// finishAll stops the faults, and requires that all completes and drains.
 func (w *world) finishAll() {
 	g := &w.guard
 	g.calm = true

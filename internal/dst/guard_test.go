@@ -215,7 +215,6 @@ func (g *driverGuard) after(c *cuapi.Call, r cuapi.Result) {
 		if r != cuapi.Success {
 			g.freed[c.Args[0]] = true
 		}
-	case cuapi.IDStreamCreate: // its handle is an out-parameter: it is met at its first use
 	}
 }
 
