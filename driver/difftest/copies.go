@@ -59,8 +59,11 @@ func (p *player) download() {
 // copyAny copies between any two kinds of memory.
 func (p *player) copyAny() {
 	a, b, s := oneOf(p, p.blocks...), oneOf(p, p.blocks...), p.stream()
-	if a == b || (a.kind == hostBlock || b.kind == hostBlock) && p.mayStandStill(s) || a.kind == hostBlock && b.kind == hostBlock && s.late || !p.behind(a, s) || !p.behind(b, s) || s.late && a.kind == hostBlock && b.kind == hostBlock {
-		return // from host to host the call waits for the stream
+	host, hosts := a.kind == hostBlock || b.kind == hostBlock, a.kind == hostBlock && b.kind == hostBlock
+	// From host to host the call waits for the stream, which behind may have wait for
+	// what is held.
+	if a == b || host && p.mayStandStill(s) || hosts && s.late || !p.behind(a, s) || !p.behind(b, s) || hosts && s.late {
+		return
 	}
 	to, n, text := p.part(a, b.size)
 	from := mostly(p, b.at, 0, 16)
@@ -71,12 +74,12 @@ func (p *player) copyAny() {
 	var r cuapi.Result
 	switch p.rng.IntN(3) {
 	case 0:
-		if a.kind == hostBlock || b.kind == hostBlock {
+		if host {
 			return // undefined where the addresses are the host's
 		}
 		r = p.call(cuapi.IDMemcpyDtoDAsync, asked, p.MemcpyDtoDAsync(to, from, n, s.h))
 	case 1:
-		if a.kind == hostBlock || b.kind == hostBlock {
+		if host {
 			return
 		}
 		r = p.call(cuapi.IDMemcpyPeerAsync, asked, p.MemcpyPeerAsync(to, p.core.Raw, from, p.core.Raw, n, s.h))

@@ -376,7 +376,7 @@ func (p *player) release() {
 
 // wouldSpread tells whether a blocking stream, or the legacy one, would wait for
 // what is held: whatever the legacy stream waits for, all blocking streams do.
-func (p *player) wouldSpread(s *seqStream, late bool) bool { return late && s.blocking }
+func wouldSpread(s *seqStream, late bool) bool { return late && s.blocking }
 
 // behind orders a stream behind the last use of a block. It tells whether the
 // use makes sense.
@@ -388,7 +388,7 @@ func (p *player) behind(b *seqBlock, s *seqStream) bool {
 	if from == nil || from == s || from.capture {
 		return from == nil || from == s
 	}
-	if p.wouldSpread(s, from.late) {
+	if wouldSpread(s, from.late) {
 		return false
 	}
 	e := p.events[0]

@@ -2,9 +2,7 @@ package difftest_test
 
 import (
 	"crypto/sha256"
-	"encoding/binary"
 	"fmt"
-	"math"
 	"os"
 	"runtime"
 	"strconv"
@@ -14,6 +12,7 @@ import (
 	"github.com/purecuda/purecuda/cudasim"
 	"github.com/purecuda/purecuda/driver"
 	"github.com/purecuda/purecuda/driver/difftest"
+	"github.com/purecuda/purecuda/driver/drivertest"
 )
 
 // The seeds that are compared: those of living contexts, and those of contexts
@@ -80,28 +79,13 @@ func TestDifferential(t *testing.T) {
 	}
 }
 
-// openSim opens a simulator with Go functions for the kernels of drivertest.PTX.
+// openSim opens a simulator that can play the kernels of drivertest.PTX.
 func openSim(t *testing.T) *driver.Driver {
 	t.Helper()
 	sim := cudasim.New(cudasim.Config{})
-	sim.Kernel("fill", func(l *cudasim.Launch) {
-		dst := l.Bytes(0)
-		for i := range int(l.U32(2)) {
-			binary.NativeEndian.PutUint32(dst[4*i:], l.U32(1))
-		}
-	})
-	sim.Kernel("scale", func(l *cudasim.Launch) {
-		dst, src := l.Bytes(0), l.Bytes(1)
-		for i := range int(l.U64(3)) {
-			v := math.Float32frombits(binary.NativeEndian.Uint32(src[4*i:])) * l.F32(2)
-			if v != v {
-				v = math.Float32frombits(0x7FFFFFFF) // the one NaN that devices compute
-			}
-			binary.NativeEndian.PutUint32(dst[4*i:], math.Float32bits(v))
-		}
-	})
-	sim.Kernel("wild", func(l *cudasim.Launch) { l.Fault(int(driver.ErrIllegalAddress)) })
-	sim.Kernel("nop", func(*cudasim.Launch) {})
+	for name, play := range drivertest.Kernels {
+		sim.Kernel(name, func(l *cudasim.Launch) { play(l) })
+	}
 	drv, err := sim.Driver()
 	if err != nil {
 		t.Fatal(err)

@@ -6,7 +6,7 @@ import (
 	"github.com/purecuda/purecuda/internal/cuapi"
 )
 
-// keep takes a block, and fills it, so that its bytes are defined.
+// keep takes a block and gives it a name. Its bytes are not defined yet.
 func (p *player) keep(b *seqBlock, kind string) {
 	b.value = p.name(kind, uint64(b.at))
 	p.blocks = append(p.blocks, b)
@@ -35,7 +35,8 @@ func (p *player) newManaged() {
 	}
 }
 
-// fresh fills new memory in a stream that captures nothing.
+// fresh takes new memory and fills it, in a stream that captures nothing if there is
+// one, so that its bytes are defined.
 func (p *player) fresh(b *seqBlock, kind string) {
 	p.keep(b, kind)
 	s := p.streams[1]
@@ -48,7 +49,7 @@ func (p *player) fresh(b *seqBlock, kind string) {
 	p.first(b, s, v)
 }
 
-// first fills new memory, or puts it aside.
+// first fills new memory, or puts it aside where that does not happen.
 func (p *player) first(b *seqBlock, s *seqStream, v byte) {
 	r := p.call(cuapi.IDMemsetD8Async, fmt.Sprintf("%s, %d, %d, %s", b.value, v, b.size, s.name), p.MemsetD8Async(b.at, v, b.size, s.h))
 	p.used(s, r, b)

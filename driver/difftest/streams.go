@@ -122,7 +122,7 @@ func (p *player) record() {
 
 func (p *player) waitEvent() {
 	e, s := p.event(), p.stream()
-	if p.wouldSpread(s, e.late) || s.h == 0 && e.late {
+	if wouldSpread(s, e.late) {
 		return
 	}
 	if p.rng.IntN(12) == 0 {

@@ -1,10 +1,8 @@
 package drivertest_test
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"strconv"
 	"testing"
@@ -15,25 +13,13 @@ import (
 
 func TestSim(t *testing.T) { drivertest.Run(t, openSim) }
 
-// openSim opens a simulator with Go functions for the cases' kernels.
+// openSim opens a simulator that can play the cases' kernels.
 func openSim(t *testing.T) drivertest.Target {
 	queues, _ := strconv.Atoi(os.Getenv("CUDA_DEVICE_MAX_CONNECTIONS"))
 	sim := cudasim.New(cudasim.Config{HardwareQueues: queues})
-	sim.Kernel("fill", func(l *cudasim.Launch) {
-		dst := l.Bytes(0)
-		for i := range int(l.U32(2)) {
-			binary.NativeEndian.PutUint32(dst[4*i:], l.U32(1))
-		}
-	})
-	sim.Kernel("scale", func(l *cudasim.Launch) {
-		dst, src := l.Bytes(0), l.Bytes(1)
-		for i := range int(l.U64(3)) {
-			v := math.Float32frombits(binary.NativeEndian.Uint32(src[4*i:])) * l.F32(2)
-			binary.NativeEndian.PutUint32(dst[4*i:], math.Float32bits(v))
-		}
-	})
-	sim.Kernel("wild", func(l *cudasim.Launch) { l.Fault(700) })
-	sim.Kernel("nop", func(*cudasim.Launch) {})
+	for name, play := range drivertest.Kernels {
+		sim.Kernel(name, func(l *cudasim.Launch) { play(l) })
+	}
 	drv, err := sim.Driver()
 	if err != nil {
 		t.Fatal(err)

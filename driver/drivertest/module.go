@@ -8,9 +8,9 @@ import (
 	"github.com/purecuda/purecuda/internal/cuapi"
 )
 
-// PTX is the device code of the cases. A simulator needs Go functions for its
-// kernels: fill(dst, value u32, n u32) stores n words; scale(dst, src, by f32,
-// n u64) stores src[i]*by; wild stores to address 16; nop does nothing.
+// PTX is the device code of the cases; Kernels are the same in Go. fill(dst, value
+// u32, n u32) stores n words; scale(dst, src, by f32, n u64) stores src[i]*by; wild
+// stores to address 16; nop does nothing.
 const PTX = `.version 7.0
 .target sm_70
 .address_size 64
@@ -83,6 +83,37 @@ END:
 	ret;
 }
 `
+
+// Arguments are those of one launch of a kernel that a Go function plays.
+type Arguments interface {
+	Bytes(i int) []byte // the memory that a pointer leads to
+	U32(i int) uint32
+	U64(i int) uint64
+	F32(i int) float32
+	Fault(code int) // ends the kernel and its context, and does not return
+}
+
+// Kernels are what PTX says, in Go and by entry name, for a simulator.
+var Kernels = map[string]func(Arguments){
+	"fill": func(l Arguments) {
+		dst := l.Bytes(0)
+		for i := range int(l.U32(2)) {
+			binary.NativeEndian.PutUint32(dst[4*i:], l.U32(1))
+		}
+	},
+	"scale": func(l Arguments) {
+		dst, src := l.Bytes(0), l.Bytes(1)
+		for i := range int(l.U64(3)) {
+			v := math.Float32frombits(binary.NativeEndian.Uint32(src[4*i:])) * l.F32(2)
+			if v != v {
+				v = math.Float32frombits(0x7FFFFFFF) // the one NaN that devices compute
+			}
+			binary.NativeEndian.PutUint32(dst[4*i:], math.Float32bits(v))
+		}
+	},
+	"wild": func(l Arguments) { l.Fault(int(cuapi.IllegalAddress)) },
+	"nop":  func(Arguments) {},
+}
 
 var moduleCases = []Case{
 	{Name: "Functions", Evidence: onHardware, run: functions},
