@@ -57,11 +57,7 @@ func (s *Sim) copy(hs cuapi.Stream, kind queueKind, dst, src func() (place, cuap
 		return r
 	}
 	if st.capture == nil && d.b != nil && f.b != nil && d.b.host != nil && f.b.host != nil {
-		// From host to host it is the caller that copies (documented), and it waits
-		// for the stream before (measured).
-		if r := s.wait(nil, func() bool { return st.pending() == 0 }); r != cuapi.Success {
-			return r
-		}
+		return s.copyHere(st, dst, src, n)
 	}
 	o := op{fills: kind, span: copySpan(d, f, n), uses: uses(d.b, f.b), reads: f.extent(n), writes: d.extent(n)}
 	if d.b == nil || f.b == nil {
@@ -71,6 +67,28 @@ func (s *Sim) copy(hs cuapi.Stream, kind queueKind, dst, src func() (place, cuap
 		}
 	}
 	return s.enqueue(st, &o)
+}
+
+// copyHere copies from host to host: it is the caller that copies (documented), and
+// it waits for the stream before (measured).
+func (s *Sim) copyHere(st *stream, dst, src func() (place, cuapi.Result), n uintptr) cuapi.Result {
+	if r := s.wait(nil, func() bool { return st.pending() == 0 }); r != cuapi.Success {
+		return r
+	}
+	s.observeFaults()
+	if r := st.ctx.usable(); r != cuapi.Success {
+		return r
+	}
+	s.saw(st.now())
+	d, r := dst() // again: what was there may be gone
+	if r != cuapi.Success {
+		return r
+	}
+	f, r := src()
+	if r == cuapi.Success {
+		copy(d.bytes(n), f.bytes(n))
+	}
+	return r
 }
 
 // uses lists the blocks whose free an operation forbids. Use behind a free was
@@ -98,11 +116,21 @@ func (s *Sim) memcpyDtoHAsync(dst cuapi.HostPtr, src cuapi.DevicePtr, n uintptr,
 }
 
 func (s *Sim) memcpyAsync(dst, src cuapi.DevicePtr, n uintptr, hs cuapi.Stream) cuapi.Result {
-	for _, p := range [...]cuapi.DevicePtr{dst, src} {
-		if s.mem.at(uint64(p)) == nil && n > 0 {
-			s.violate(Pageable, fmt.Sprintf("%#x is no memory of the driver: a real one takes it for the host's, and follows it", uint64(p)), nil)
-		}
+	return s.copy(hs, work,
+		func() (place, cuapi.Result) { return s.anyPlace(dst, n) },
+		func() (place, cuapi.Result) { return s.anyPlace(src, n) }, n)
+}
+
+// anyPlace resolves an address of the device's or the host's. What is neither a real
+// driver takes for the host's, and follows it.
+func (s *Sim) anyPlace(addr cuapi.DevicePtr, n uintptr) (place, cuapi.Result) {
+	if s.mem.at(uint64(addr)) == nil {
+		s.violate(Pageable, fmt.Sprintf("%#x is no memory of the driver: a real one follows it", uint64(addr)), nil)
 	}
+	return s.devicePlace(addr, n)
+}
+
+func (s *Sim) memcpyDtoDAsync(dst, src cuapi.DevicePtr, n uintptr, hs cuapi.Stream) cuapi.Result {
 	return s.copy(hs, work,
 		func() (place, cuapi.Result) { return s.devicePlace(dst, n) },
 		func() (place, cuapi.Result) { return s.devicePlace(src, n) }, n)
@@ -126,7 +154,7 @@ func (s *Sim) memcpyPeerAsync(dst cuapi.DevicePtr, dc cuapi.Context, src cuapi.D
 		st.capture.invalid = true
 		return cuapi.StreamCaptureUnsupported
 	}
-	return s.memcpyAsync(dst, src, n, hs)
+	return s.memcpyDtoDAsync(dst, src, n, hs)
 }
 
 func (s *Sim) memsetD8Async(dst cuapi.DevicePtr, v uint8, n uintptr, hs cuapi.Stream) cuapi.Result {

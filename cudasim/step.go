@@ -1,6 +1,7 @@
 package cudasim
 
 import (
+	"math"
 	"slices"
 	"time"
 
@@ -86,7 +87,7 @@ func (s *Sim) Step(streams ...uintptr) bool {
 func (s *Sim) Advance(d time.Duration) (ran int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	until := s.now + moment(max(0, d))
+	until := s.now + min(moment(max(0, d)), math.MaxInt64-s.now)
 	for s.cfg.Stepped {
 		st := s.next(nil)
 		if st == nil || st.first().span.end > until {

@@ -59,7 +59,7 @@ func (s *Sim) raw() *cuapi.Table {
 		MemPoolGetAccess:                s.memPoolGetAccess,
 		MemcpyHtoDAsync:                 s.memcpyHtoDAsync,
 		MemcpyDtoHAsync:                 s.memcpyDtoHAsync,
-		MemcpyDtoDAsync:                 s.memcpyAsync,
+		MemcpyDtoDAsync:                 s.memcpyDtoDAsync,
 		MemcpyAsync:                     s.memcpyAsync,
 		MemcpyPeerAsync:                 s.memcpyPeerAsync,
 		MemsetD8Async:                   s.memsetD8Async,

@@ -51,6 +51,12 @@ func (p *page) row(i int, text string) {
 	p.mu.Unlock()
 }
 
+// told is what the page says of the mutation i.
+func (p *page) told(i int) string {
+	lines := strings.Split(strings.TrimSpace(between(p.old, tableBegin, tableEnd)), "\n")
+	return lines[min(i+2, len(lines)-1)]
+}
+
 func between(text, begin, end string) string {
 	_, text, _ = strings.Cut(text, begin)
 	text, _, _ = strings.Cut(text, end)
