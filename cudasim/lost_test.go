@@ -73,3 +73,35 @@ func TestLose(t *testing.T) {
 	}
 	r.clean()
 }
+
+// A size beyond all bounds is refused, also where an offset is added to it.
+func TestSizesBeyondBounds(t *testing.T) {
+	r := newRig(t, Config{PinnedMemory: 1 << 20})
+	st, d, most := r.stream(), r.device(64), ^uintptr(0)
+	h, data := r.pinned(64)
+	_, f := r.function(addPTX, "none")
+	r2 := newRig(t, Config{}) // with no limit
+	r.want(cuapi.InvalidValue, r.MemsetD8Async(d+1, 0, most, st))
+	r.want(cuapi.InvalidValue, r.MemcpyAsync(d+1, d+8, most, st))
+	r.want(cuapi.InvalidValue, r.MemcpyHtoDAsync(d+1, h, most, st))
+	r.want(cuapi.InvalidValue, r.MemcpyDtoHAsync(h, d+1, most, st))
+	r.want(cuapi.InvalidValue, r.MemHostRegister(hostPtr(make([]byte, 64)), most, 0))
+	var p cuapi.HostPtr
+	for _, n := range []uintptr{most, most - 3, 1 << 62} {
+		r.want(cuapi.OutOfMemory, r.MemHostAlloc(&p, n, 0))
+		r2.ok(r2.CtxSetCurrent(r2.ctx))
+		r2.want(cuapi.OutOfMemory, r2.MemHostAlloc(&p, n, 0))
+	}
+	var grid, n int32
+	for _, shared := range []uintptr{most - 1023, most} {
+		r.ok(r.OccupancyMaxActiveBlocksPerMultiprocessor(&n, f, 32, shared))
+		r.ok(r.OccupancyMaxPotentialBlockSize(&grid, &n, f, 0, shared, 0))
+		if grid != 0 || n != 0 {
+			t.Errorf("%d blocks of %d threads with %d bytes of shared memory", grid, n, shared)
+		}
+	}
+	if data[0] != freshByte {
+		t.Error("something was written")
+	}
+	r.clean()
+}

@@ -207,7 +207,7 @@ func (s *Sim) span(addr uint64, n uintptr) (*block, cuapi.Result) {
 	case b.freed:
 		s.violate(UseAfterFree, fmt.Sprintf("%v was freed", b), &b.gone)
 		return nil, cuapi.InvalidValue
-	case addr-b.base+uint64(n) > b.size:
+	case uint64(n) > b.size-(addr-b.base):
 		return nil, cuapi.InvalidValue
 	case b.freeing:
 		s.violate(UseAfterFree, fmt.Sprintf("%v was freed by cuMemFreeAsync", b), &b.gone)
@@ -291,6 +291,9 @@ func (s *Sim) memFree(addr cuapi.DevicePtr) cuapi.Result {
 	return r
 }
 
+// maxHost is more host memory than there is: what asks for it has a bad size.
+const maxHost = 1 << 40
+
 // memHostAlloc of 0 bytes succeeds (measured); it gives no address.
 func (s *Sim) memHostAlloc(p *cuapi.HostPtr, size uintptr, flags uint32) cuapi.Result {
 	if flags&^7 != 0 {
@@ -300,7 +303,7 @@ func (s *Sim) memHostAlloc(p *cuapi.HostPtr, size uintptr, flags uint32) cuapi.R
 		*p = nil
 		return cuapi.Success
 	}
-	if s.cfg.PinnedMemory > 0 && s.mem.pinned+uint64(size) > s.cfg.PinnedMemory {
+	if size > maxHost || s.cfg.PinnedMemory > 0 && s.mem.pinned+uint64(size) > s.cfg.PinnedMemory {
 		return cuapi.OutOfMemory
 	}
 	data := aligned(int(size), 256)
@@ -324,7 +327,7 @@ func (s *Sim) memFreeHost(p cuapi.HostPtr) cuapi.Result {
 }
 
 func (s *Sim) memHostRegister(p cuapi.HostPtr, size uintptr, flags uint32) cuapi.Result {
-	if p == nil || size == 0 {
+	if p == nil || size == 0 || size > maxHost {
 		return cuapi.InvalidValue
 	}
 	b := &block{base: hostAddress(p), size: uint64(size), data: hostBytes(p, size), host: p, reg: true, ctx: s.cur.ctx, made: callers()}

@@ -249,6 +249,9 @@ func (s *Sim) funcGetParamInfo(h cuapi.Function, i uintptr, offset, size *uintpt
 // blocksPerSM is the occupancy of a kernel that only threads and shared
 // memory limit.
 func blocksPerSM(threads int32, shared uintptr) int32 {
+	if shared > 228<<10 {
+		return 0
+	}
 	n := min(2048/((threads+31)/32*32), 32)
 	return min(n, int32((228<<10)/(shared+1024)))
 }
