@@ -2,7 +2,9 @@ package cudasim
 
 import (
 	"errors"
+	"math"
 	"testing"
+	"time"
 
 	"github.com/purecuda/purecuda/internal/cuapi"
 )
@@ -104,4 +106,29 @@ func TestSizesBeyondBounds(t *testing.T) {
 		t.Error("something was written")
 	}
 	r.clean()
+}
+
+// All the time that there is runs everything.
+func TestAdvanceForEver(t *testing.T) {
+	r := newRig(t, Config{Stepped: true})
+	r.sim.Advance(time.Second)
+	r.ok(r.EventRecord(r.event(), r.stream()))
+	if n := r.sim.Advance(math.MaxInt64); n != 1 {
+		t.Errorf("%d operations ran, not 1", n)
+	}
+}
+
+// Where nothing is held every stream runs, however few queues there are.
+func TestFewQueues(t *testing.T) {
+	for n := 1; n < 4; n++ {
+		r := newRig(t, Config{HardwareQueues: n})
+		ran := 0
+		fn := r.sim.HostFunc(func() { ran++ })
+		for range 20 {
+			r.ok(r.LaunchHostFunc(r.stream(), fn, 0))
+		}
+		if ran != 20 {
+			t.Errorf("with %d queues %d of 20 streams ran", n, ran)
+		}
+	}
 }

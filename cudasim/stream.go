@@ -580,5 +580,5 @@ func (s *Sim) hasQueue(st *stream) bool {
 		}
 	}
 	left := max(0, s.cfg.HardwareQueues-held)
-	return left >= len(passing) || st.index%16 < passing[left]
+	return held == 0 || left >= len(passing) || st.index%16 < passing[left]
 }
