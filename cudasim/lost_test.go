@@ -132,3 +132,36 @@ func TestFewQueues(t *testing.T) {
 		}
 	}
 }
+
+// A caller that blocked in stepped mode sees what the host writes afterwards.
+func TestSteppedOffUnderAWait(t *testing.T) {
+	r := newRig(t, Config{Stepped: true})
+	st := r.stream()
+	p, word := r.pinned(4)
+	storeFlag(word, 0)
+	r.ok(r.StreamWaitValue32(st, cuapi.DevicePtr(hostAddress(p)), 1, cuapi.StreamWaitValueEQ))
+	done := r.blocks(func() cuapi.Result { return r.StreamSynchronize(st) })
+	r.sim.SetStepped(false)
+	storeFlag(word, 1)
+	r.goesOn(done, cuapi.Success)
+}
+
+// blocks starts a call and returns once it blocks.
+func (r *rig) blocks(call func() cuapi.Result) <-chan cuapi.Result {
+	done, before := make(chan cuapi.Result, 1), r.sim.Blocked()
+	go func() { done <- call() }()
+	for r.sim.Blocked() == before {
+		time.Sleep(100 * time.Microsecond)
+	}
+	return done
+}
+
+func (r *rig) goesOn(done <-chan cuapi.Result, want cuapi.Result) {
+	r.Helper()
+	select {
+	case got := <-done:
+		r.want(want, got)
+	case <-time.After(10 * time.Second):
+		r.Fatal("the call blocks for ever")
+	}
+}

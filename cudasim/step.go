@@ -156,4 +156,5 @@ func (s *Sim) SetStepped(on bool) {
 	defer s.mu.Unlock()
 	s.cfg.Stepped = on
 	s.drain()
+	s.moved.Broadcast() // who waits looks at the memory that streams wait on, from now on
 }
