@@ -80,6 +80,7 @@ func (s *Sim) Lose(device, code int) {
 	case d.fault == cuapi.Success:
 		d.fault = cuapi.Result(code)
 	}
+	s.drain() // streams of other devices may wait for what is gone
 }
 
 func (s *Sim) observeFaults() {
@@ -347,6 +348,7 @@ func (s *Sim) devicePrimaryCtxRelease(dev cuapi.Device) cuapi.Result {
 			s.free(b)
 		}
 	}
+	s.drain() // streams of other contexts may wait for what is gone
 	return cuapi.Success
 }
 

@@ -30,9 +30,9 @@ type record struct {
 }
 
 func (r *record) ready() bool {
-	// A wait on a record of a context that is lost does not hang its stream.
+	// A wait on a record of a context that is lost or destroyed does not hang its stream.
 	// Unverified on hardware.
-	return r.done || r.ctx.fault != cuapi.Success
+	return r.done || r.ctx.gone || r.ctx.fault != cuapi.Success
 }
 
 func (s *Sim) event(h cuapi.Event) (*event, cuapi.Result) {

@@ -165,3 +165,32 @@ func (r *rig) goesOn(done <-chan cuapi.Result, want cuapi.Result) {
 		r.Fatal("the call blocks for ever")
 	}
 }
+
+// What waits for a context that is lost or destroyed goes on: callers, and streams
+// of other devices.
+func TestWaitsForWhatIsGone(t *testing.T) {
+	for name, c := range map[string]struct {
+		end  func(*rig)
+		code cuapi.Result
+	}{
+		"lost":      {func(r *rig) { r.sim.Lose(0, int(cuapi.IllegalAddress)) }, cuapi.IllegalAddress},
+		"destroyed": {func(r *rig) { r.ok(r.DevicePrimaryCtxRelease(0)) }, cuapi.ContextIsDestroyed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, Config{Devices: 2})
+			st, e := r.stream(), r.event()
+			r.sim.Hold(uintptr(st))
+			r.ok(r.EventRecord(e, st))
+			var other cuapi.Context
+			r.ok(r.DevicePrimaryCtxRetain(&other, 1))
+			r.ok(r.CtxSetCurrent(other))
+			behind := r.stream()
+			r.ok(r.StreamWaitEvent(behind, e, 0))
+			host := r.blocks(func() cuapi.Result { return r.EventSynchronize(e) })
+			device := r.blocks(func() cuapi.Result { return r.StreamSynchronize(behind) })
+			c.end(r)
+			r.goesOn(host, c.code)
+			r.goesOn(device, cuapi.Success)
+		})
+	}
+}
