@@ -34,11 +34,14 @@ type clock []tick
 // seen, since that is covered anyway.
 func (c clock) with(more ...tick) clock {
 	out := make(clock, 0, len(c)+len(more))
-	for _, list := range [][]tick{c, more} {
-		for _, t := range list {
-			if !t.seen() {
-				out = out.add(t)
-			}
+	for _, t := range c { // each of another stream: a clock may be long
+		if !t.seen() {
+			out = append(out, t)
+		}
+	}
+	for _, t := range more {
+		if !t.seen() {
+			out = out.add(t)
 		}
 	}
 	return out
