@@ -3,6 +3,7 @@ package cudasim
 import (
 	"errors"
 	"math"
+	"runtime"
 	"testing"
 	"time"
 
@@ -191,6 +192,35 @@ func TestWaitsForWhatIsGone(t *testing.T) {
 			c.end(r)
 			r.goesOn(host, c.code)
 			r.goesOn(device, cuapi.Success)
+		})
+	}
+}
+
+// A kernel or a host function that ends its goroutine, as t.FailNow does, ends as an
+// operation all the same: what is behind it runs.
+func TestFunctionsThatEndTheirGoroutine(t *testing.T) {
+	for name, enqueue := range map[string]func(r *rig, f cuapi.Function, st cuapi.Stream) cuapi.Result{
+		"kernel": func(r *rig, f cuapi.Function, st cuapi.Stream) cuapi.Result { return r.launch(f, st) },
+		"host function": func(r *rig, _ cuapi.Function, st cuapi.Stream) cuapi.Result {
+			return r.LaunchHostFunc(st, r.sim.HostFunc(runtime.Goexit), 0)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, Config{})
+			_, f := r.function(addPTX, "none")
+			r.sim.Kernel("none", func(*Launch) { runtime.Goexit() })
+			st := r.stream()
+			r.sim.Hold(uintptr(st))
+			r.ok(enqueue(r, f, st))
+			r.ok(r.EventRecord(r.event(), st))
+			done := r.blocks(func() cuapi.Result { return r.StreamSynchronize(st) })
+			end := make(chan bool)
+			go func() {
+				defer close(end)
+				r.sim.Release(uintptr(st))
+			}()
+			<-end
+			r.goesOn(done, cuapi.Success)
 		})
 	}
 }

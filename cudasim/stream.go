@@ -276,7 +276,20 @@ func (s *Sim) step(st *stream) {
 	s.cur = frame{id: o.id, crossing: cur.crossing, asked: o.stack}
 	s.endWatch(&o)
 	st.busy = true
+	ended := false
+	defer func() {
+		if !ended { // a function of the user ended its goroutine, as t.FailNow does, or Cost panicked
+			s.stepped(st, cur)
+			s.unfinished()
+		}
+	}()
 	s.perform(st, &o)
+	ended = true
+	s.stepped(st, cur)
+}
+
+// stepped ends a step.
+func (s *Sim) stepped(st *stream, cur frame) {
 	st.busy = false
 	s.cur = cur
 	if st.pending() == 0 {
@@ -286,6 +299,16 @@ func (s *Sim) step(st *stream) {
 	if st.pending() == 0 {
 		s.idle(st)
 	}
+}
+
+// unfinished has another goroutine run what the one that is about to end leaves.
+func (s *Sim) unfinished() {
+	s.moved.Broadcast()
+	go func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.drain()
+	}()
 }
 
 func (s *Sim) idle(st *stream) {
