@@ -224,3 +224,17 @@ func TestFunctionsThatEndTheirGoroutine(t *testing.T) {
 		})
 	}
 }
+
+// ForTest tells what was found also where the test closed the simulator itself, and
+// dropped the error.
+func TestForTestBehindAClose(t *testing.T) {
+	rec := new(fakeT)
+	s := ForTest(rec, Config{})
+	s.Table().Init(0)
+	s.Table().StreamDestroy(0x4711)
+	s.Close()
+	rec.cleanup()
+	if len(rec.failures) != 1 {
+		t.Errorf("%q, not one violation", rec.failures)
+	}
+}

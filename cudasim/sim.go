@@ -102,9 +102,10 @@ type Sim struct {
 	semWait   uintptr // the host function that waits for a semaphore
 
 	violations []Violation
-	frames     []uintptr  // room for stacks of operations
-	reason     string     // of the last call's result, if it did wrong
-	lost       []leftover // what a destroyed context took with it
+	found      *CloseError // what Close returned
+	frames     []uintptr   // room for stacks of operations
+	reason     string      // of the last call's result, if it did wrong
+	lost       []leftover  // what a destroyed context took with it
 	tracing    bool
 	trace      []*Call
 	crossings  int
