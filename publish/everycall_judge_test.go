@@ -132,10 +132,14 @@ func (x *trial) judgeLoss(hit fault.Injection, faulted bool, lost error) {
 // not lost goes on to work, and an end is clean unless something is retained.
 func (x *trial) end() {
 	if x.rt.Err() == nil {
-		if err := x.workflow(random(64)); err != nil {
+		switch err, lost := x.workflow(random(64)), x.inj.Lost(); {
+		case lost != 0 && !errors.Is(err, lost): // and nobody had met the loss so far
+			x.t.Errorf("afterwards, on a lost context: %v", err)
+		case lost == 0 && err != nil:
 			x.t.Errorf("afterwards: %v", err)
+		case lost == 0:
+			x.credits()
 		}
-		x.credits()
 	}
 	x.settle()
 	x.shutdown()

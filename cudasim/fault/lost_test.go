@@ -43,7 +43,8 @@ func (r *rig) arguments() map[reflect.Type]func() any {
 	}
 	m[reflect.TypeFor[*cuapi.MemLocation]()] = func() any { return &cuapi.MemLocation{Type: cuapi.MemLocationTypeDevice} }
 	m[reflect.TypeFor[*cuapi.MemAccessDesc]()] = func() any {
-		return &cuapi.MemAccessDesc{Location: cuapi.MemLocation{Type: cuapi.MemLocationTypeDevice}, Flags: cuapi.MemAccessReadWrite}
+		one := cuapi.MemAccessDesc{Location: cuapi.MemLocation{Type: cuapi.MemLocationTypeDevice}, Flags: cuapi.MemAccessReadWrite}
+		return &[]cuapi.MemAccessDesc{one, one, one, one, one, one, one, one}[0] // as many as every size says
 	}
 	return m
 }
