@@ -152,7 +152,7 @@ func (r *rig) blocks(call func() cuapi.Result) <-chan cuapi.Result {
 	done, before := make(chan cuapi.Result, 1), r.sim.Blocked()
 	go func() { done <- call() }()
 	for r.sim.Blocked() == before {
-		time.Sleep(100 * time.Microsecond)
+		runtime.Gosched()
 	}
 	return done
 }
