@@ -303,7 +303,7 @@ func (s *Sim) memHostAlloc(p *cuapi.HostPtr, size uintptr, flags uint32) cuapi.R
 		*p = nil
 		return cuapi.Success
 	}
-	if size > maxHost || s.cfg.PinnedMemory > 0 && s.mem.pinned+uint64(size) > s.cfg.PinnedMemory {
+	if uint64(size) > maxHost || s.cfg.PinnedMemory > 0 && s.mem.pinned+uint64(size) > s.cfg.PinnedMemory {
 		return cuapi.OutOfMemory
 	}
 	data := aligned(int(size), 256)
@@ -327,7 +327,7 @@ func (s *Sim) memFreeHost(p cuapi.HostPtr) cuapi.Result {
 }
 
 func (s *Sim) memHostRegister(p cuapi.HostPtr, size uintptr, flags uint32) cuapi.Result {
-	if p == nil || size == 0 || size > maxHost {
+	if p == nil || size == 0 || uint64(size) > maxHost {
 		return cuapi.InvalidValue
 	}
 	b := &block{base: hostAddress(p), size: uint64(size), data: hostBytes(p, size), host: p, reg: true, ctx: s.cur.ctx, made: callers()}
