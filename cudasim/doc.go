@@ -70,7 +70,8 @@
 // pinned bytes. Two writes of device memory show only when something reads it,
 // and that is a race with one of them. Kernels do not count, since which bytes
 // they touch is not known; nor does the order count as missing behind a wait for
-// a word or behind a host function, which may stand for any order.
+// a word or behind a host function, which may stand for any order, or for what is
+// before a kernel with a pointer to pinned memory, by which it may tell the host.
 //
 // A [HostAccess] is what the host does with pinned memory that a pending copy
 // has: it changes the source of an upload, or writes the destination of a

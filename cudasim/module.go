@@ -425,6 +425,7 @@ func (s *Sim) launchKernel(h cuapi.Function, gx, gy, gz, bx, by, bz, shared uint
 				s.violate(UseAfterFree, fmt.Sprintf("kernel %s is launched on %v, which was freed", f.name, b), &b.gone)
 			}
 			o.uses = append(o.uses, uses(b)...)
+			o.hints = o.hints || b.host != nil
 		}
 	}
 	return s.enqueue(st, &o)

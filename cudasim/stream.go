@@ -50,6 +50,7 @@ type op struct {
 	holds   bool      // occupies a hardware queue while it is not ready
 	callout bool      // runs with the lock released
 	shows   bool      // the host may learn of it by other means than a driver call
+	hints   bool      // the host may learn by it of what is before it: a kernel that can write pinned memory
 	before  clock     // for those that show
 	rec     *record
 	line    *copyQueue
@@ -188,7 +189,7 @@ func (s *Sim) enqueue(st *stream, o *op) cuapi.Result {
 	}
 	s.touch(o.reads, false, 0, now)
 	s.touch(o.writes, true, o.reads.from, now)
-	if o.shows {
+	if o.shows || o.hints {
 		o.before = st.before
 	}
 	if o.rec != nil {
@@ -232,6 +233,9 @@ func (s *Sim) perform(st *stream, o *op) {
 		if b.host != nil && o.mayWrite(b) {
 			b.stirred++
 		}
+	}
+	if o.hints {
+		s.saw(o.before, tick{st: st, seq: o.seq - 1})
 	}
 	if o.shows {
 		s.saw(o.before, tick{st: st, seq: o.seq})

@@ -242,3 +242,29 @@ func TestTouchesAreBounded(t *testing.T) {
 	}
 	r.clean()
 }
+
+// A kernel that can write pinned memory may tell the host of what is before it in its
+// stream: the host that looks for a flag has an order that no driver call gives. The
+// kernel itself is not known to be complete.
+func TestKernelsTellTheHost(t *testing.T) {
+	r := newRig(t, Config{})
+	_, f := r.function(addPTX, "add")
+	r.sim.Kernel("add", func(l *Launch) { l.Bytes(0)[0] = 1 })
+	a, b := r.stream(), r.stream()
+	dev := r.device(64)
+	from, _ := r.pinned(64)
+	to, _ := r.pinned(64)
+	flag, word := r.pinned(8)
+	r.ok(r.MemcpyHtoDAsync(dev, from, 64, a))
+	r.ok(r.launch(f, a, arg(hostAddress(flag)), arg(uint32(1)), arg(float32(0))))
+	if word[0] != 1 {
+		t.Fatal("the kernel did not write its flag")
+	}
+	r.ok(r.MemcpyDtoHAsync(to, dev, 64, b))
+	r.ok(r.MemFreeHost(from))
+	r.clean()
+	r.ok(r.MemFreeHost(flag))
+	if got := r.kinds(); len(got) != 1 || got[0] != FreeInFlight {
+		t.Errorf("the kernel's own memory was freed under it: %v", got)
+	}
+}
