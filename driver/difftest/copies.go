@@ -22,31 +22,36 @@ func (p *player) part(b *seqBlock, most uintptr) (at cuapi.DevicePtr, n uintptr,
 // of other streams").
 func (p *player) mayStandStill(s *seqStream) bool { return p.held != nil && !s.late }
 
-func (p *player) upload() {
-	d, h, s := p.block(deviceBlock, poolBlock, managedBlock), p.block(hostBlock), p.stream()
+// transfer chooses a range of device memory, host memory and a stream for a copy
+// between them, or tells that it makes no sense.
+func (p *player) transfer() (d, h *seqBlock, s *seqStream, at cuapi.DevicePtr, n uintptr, text string, ok bool) {
+	d, h, s = p.block(deviceBlock, poolBlock, managedBlock), p.block(hostBlock), p.stream()
 	if d == nil || h == nil || p.mayStandStill(s) || !p.behind(d, s) || !p.behind(h, s) {
-		return
+		return d, h, s, 0, 0, "", false
 	}
-	at, n, text := p.part(d, h.size)
+	at, n, text = p.part(d, h.size)
 	if p.rng.IntN(12) == 0 {
 		n = tooMuch
 	}
 	at = mostly(p, at, 0, 16)
-	r := p.call(cuapi.IDMemcpyHtoDAsync, fmt.Sprintf("%s(%t), %s, %d, %s", text, at > 16, h.value, n, s.name), p.MemcpyHtoDAsync(at, h.host, n, s.h))
+	return d, h, s, at, n, fmt.Sprintf("%s(%t)", text, at > 16), true
+}
+
+func (p *player) upload() {
+	d, h, s, at, n, text, ok := p.transfer()
+	if !ok {
+		return
+	}
+	r := p.call(cuapi.IDMemcpyHtoDAsync, fmt.Sprintf("%s, %s, %d, %s", text, h.value, n, s.name), p.MemcpyHtoDAsync(at, h.host, n, s.h))
 	p.used(s, r, d, h)
 }
 
 func (p *player) download() {
-	d, h, s := p.block(deviceBlock, poolBlock, managedBlock), p.block(hostBlock), p.stream()
-	if d == nil || h == nil || p.mayStandStill(s) || !p.behind(d, s) || !p.behind(h, s) {
+	d, h, s, at, n, text, ok := p.transfer()
+	if !ok {
 		return
 	}
-	at, n, text := p.part(d, h.size)
-	if p.rng.IntN(12) == 0 {
-		n = tooMuch
-	}
-	at = mostly(p, at, 0, 16)
-	r := p.call(cuapi.IDMemcpyDtoHAsync, fmt.Sprintf("%s, %s(%t), %d, %s", h.value, text, at > 16, n, s.name), p.MemcpyDtoHAsync(h.host, at, n, s.h))
+	r := p.call(cuapi.IDMemcpyDtoHAsync, fmt.Sprintf("%s, %s, %d, %s", h.value, text, n, s.name), p.MemcpyDtoHAsync(h.host, at, n, s.h))
 	p.used(s, r, d, h)
 	if r == cuapi.Success && !s.late && !s.capture {
 		if p.call(cuapi.IDStreamSynchronize, s.name, p.StreamSynchronize(s.h)) == cuapi.Success && !p.dead {
